@@ -1,0 +1,1 @@
+"""Drives an agent's `act` through environments and yields a Batch."""

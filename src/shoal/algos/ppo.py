@@ -1,0 +1,309 @@
+"""Proximal Policy Optimization (Schulman et al. 2017, arXiv:1707.06347).
+
+The clipped objective (eq. 7) on generalised advantage estimates, with the details that matter in practice
+(Huang et al. 2022, "The 37 Implementation Details of PPO"): advantages normalised per minibatch, clipped
+value loss, global-norm clipping, Adam with eps 1e-5, linear annealing, orthogonal weights. Actor and
+critic share nothing. Values bootstrap through truncation from the true final observation.
+Left out: the KL penalty variant (no better in the paper) and recurrent networks.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from shoal.errors import ShoalError
+from shoal.nets import NetMaker
+from shoal.ops.advantages import discounted_sums, gae
+from shoal.ops.distributions import Distribution, distribution
+from shoal.ops.losses import clipped_squared_error, clipped_surrogate, squared_error
+from shoal.ops.shuffle import permutation
+from shoal.ops.statistics import Moments, no_moments, normalize, observe, variance
+from shoal.types import Agent, Array, Axis, Batch, Key, Net, Outputs, Space, Tree
+
+
+class Knobs(NamedTuple):
+    """Hyper-parameters that may differ per agent and change without recompiling."""
+
+    lr: float = 2.5e-4  # Adam's step size, at the start where annealed
+    gamma: float = 0.99  # discount per step
+    gae_lambda: float = 0.95
+    clip: float = 0.2  # of the probability ratio, and of the value
+    ent_coef: float = 0.01
+    vf_coef: float = 0.5
+    max_grad_norm: float = 0.5  # over all parameters together
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Settings that shape the program."""
+
+    num_envs: int = 4  # per agent
+    num_steps: int = 128  # per env and update
+    epochs: int = 4
+    minibatches: int = 4
+    hidden: tuple[int, ...] = (64, 64)
+    activation: str = "tanh"
+    anneal: bool = True  # lr falls linearly to 0 over the budget
+    clip_value: bool = True
+    normalize_advantage: bool = True
+    normalize_obs: bool = False  # running mean and variance of every float observation
+    normalize_reward: bool = False  # by the running deviation of the discounted return
+
+    def __post_init__(self) -> None:
+        for name in ("num_envs", "num_steps", "epochs", "minibatches"):
+            if getattr(self, name) < 1:
+                raise ShoalError(f"ppo.{name} = {getattr(self, name)} must be at least 1")
+        rows = self.num_envs * self.num_steps
+        if rows % self.minibatches:
+            near = sorted(
+                (m for m in range(1, rows + 1) if rows % m == 0), key=lambda m: abs(m - self.minibatches)
+            )
+            raise ShoalError(
+                f"num_envs * num_steps = {rows} is not divisible by minibatches = {self.minibatches}",
+                f"try --ppo.minibatches {' or '.join(map(str, sorted(near[:2])))}",
+            )
+
+    @property
+    def strata(self) -> int:
+        """Groups of envs that are shuffled apart, each with an equal share in every minibatch.
+
+        Devices divide strata, so rows never cross devices, and where envs live does not change minibatches.
+        """
+        fits = (s for s in range(min(self.num_envs, 8), 0, -1) if self.num_envs % s == 0)
+        return next(s for s in fits if self.num_steps * self.num_envs // s % self.minibatches == 0)
+
+
+class Params(NamedTuple):
+    actor: Tree
+    critic: Tree
+    free: Tree  # the action distribution's own parameters (log standard deviations)
+
+
+class Local(NamedTuple):
+    """Per env."""
+
+    discounted_return: Array  # what reward normalisation measures the spread of
+
+
+class Learner(NamedTuple):
+    knobs: Knobs
+    params: Params
+    adam: optax.OptState
+    progress: Array  # share of the budget spent, as of the last rollout
+    obs_moments: Moments
+    return_moments: Moments
+    local: Local
+
+
+class Policy(NamedTuple):
+    params: Params
+    obs_moments: Moments
+
+
+class Data(NamedTuple):
+    """One rollout, flattened to rows [T * B]; minibatches index into it."""
+
+    obs: Tree
+    mask: Tree
+    sample: Tree
+    log_prob: Array
+    value: Array
+    target: Array
+
+
+class Rows(NamedTuple):
+    """[M, n]"""
+
+    index: Array
+    advantage: Array
+
+
+def make(obs_space: Space, action_space: Space, sizes: Sizes, net: NetMaker) -> Agent:
+    """PPO for any action space; `net` makes the actor's and the critic's network."""
+    dist = distribution(action_space)
+    actor = Net(*net(obs_space, dist.size, 0.01))
+    critic = Net(*net(obs_space, 1, 1.0))
+
+    def init(key: Key, knobs: Knobs) -> Learner:
+        actor_key, critic_key = jax.random.split(key)
+        params = Params(actor.init(actor_key), critic.init(critic_key), dist.free)
+        zero = jnp.zeros((), jnp.float32)
+        obs_moments = no_moments(_example(obs_space) if sizes.normalize_obs else ())
+        return Learner(knobs, params, ADAM.init(params), zero, obs_moments, no_moments(zero), Local(zero))
+
+    def policy(learner: Learner) -> Policy:
+        return Policy(learner.params, learner.obs_moments)
+
+    def act(policy: Policy, carry: Tree, obs: Tree, mask: Tree, noise: Tree):
+        outputs = actor.apply(policy.params.actor, _seen(sizes, policy.obs_moments, obs))
+        sample = dist.sample(outputs, policy.params.free, mask, noise)
+        log_prob = dist.log_prob(outputs, policy.params.free, mask, sample)
+        return carry, dist.action(sample), {"sample": sample, "log_prob": log_prob}
+
+    def prepare(learner: Learner, batch: Batch, axis: Axis):
+        return _prepare(critic, sizes, learner, batch, axis)
+
+    def grad(learner: Learner, data: Data, rows: Rows):
+        return _grad(actor, critic, dist, sizes, learner, data, rows)
+
+    def apply(learner: Learner, gradient: Params, outputs: Outputs) -> Learner:
+        return _apply(sizes, learner, gradient)
+
+    return Agent(init, policy, lambda: (), dist.noise, act, prepare, grad, apply)
+
+
+ADAM = optax.scale_by_adam(eps=1e-5)
+
+
+def _example(space: Space) -> Tree:
+    is_space = lambda x: hasattr(x, "dtype")
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), space, is_leaf=is_space)
+
+
+def _seen(sizes: Sizes, moments: Moments, obs: Tree) -> Tree:
+    """An observation as the networks see it."""
+    return normalize(moments, obs) if sizes.normalize_obs else obs
+
+
+# --- Targets ----------------------------------------------------------------------------------
+
+
+def _prepare(critic: Net, sizes: Sizes, learner: Learner, batch: Batch, axis: Axis):
+    """Advantages, value targets and shuffled rows of one rollout.
+
+    Observations are normalised with the moments the rollout acted on, so that the first ratio is 1; what
+    this rollout adds to them counts from the next one on.
+    """
+    obs = _seen(sizes, learner.obs_moments, batch.obs)
+    final_obs = _seen(sizes, learner.obs_moments, batch.final_obs)
+    reward, local, return_moments = _scaled_reward(sizes, learner, batch, axis)
+    value, next_value = _values(
+        critic, learner.params.critic, obs, final_obs, batch.terminated, batch.truncated
+    )
+    knobs = learner.knobs
+    advantage = gae(
+        reward, value, next_value, batch.terminated, batch.truncated, knobs.gamma, knobs.gae_lambda
+    )
+    flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
+    columns = obs, batch.mask, batch.extras["sample"], batch.extras["log_prob"], value, advantage + value
+    data = Data(*map(flat, columns))
+    rows = _shuffled(sizes, flat(advantage), batch.key, axis)
+    if sizes.normalize_obs:
+        learner = learner._replace(obs_moments=observe(learner.obs_moments, batch.obs, 2, axis))
+    learner = learner._replace(progress=batch.progress, return_moments=return_moments, local=local)
+    return learner, data, rows
+
+
+def _scaled_reward(sizes: Sizes, learner: Learner, batch: Batch, axis: Axis):
+    if not sizes.normalize_reward:
+        return batch.reward, learner.local, learner.return_moments
+    ended = batch.terminated | batch.truncated
+    start, gamma = learner.local.discounted_return, learner.knobs.gamma
+    carried, returns = discounted_sums(batch.reward, ended, start, gamma)
+    moments = observe(learner.return_moments, returns, 2, axis)
+    (spread,) = variance(moments)
+    reward = jnp.clip(batch.reward * jax.lax.rsqrt(spread + 1e-8), -10.0, 10.0)
+    return reward, Local(carried), moments
+
+
+def _values(critic: Net, params: Tree, obs: Tree, final_obs: Tree, terminated: Array, truncated: Array):
+    """V of every observation and of every true next observation, both [T, B].
+
+    The next observation is the following row's, except where an episode was truncated and at the end of
+    the rollout. Truncations are few, so the critic reads them one per env at a time until none is left,
+    instead of reading every observation twice.
+    """
+    steps, envs = truncated.shape
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
+    value = critic.apply(params, flat)[:, 0].reshape(steps, envs)
+    last = critic.apply(params, jax.tree.map(lambda x: x[-1], final_obs))[:, 0]
+    next_value = jnp.concatenate([value[1:], last[None]])
+    env = jnp.arange(envs, dtype=jnp.int32)
+
+    def pending(looped):
+        return jnp.any(looped[0])
+
+    def read_one(looped):
+        open_rows, next_value = looped
+        time = jnp.argmax(open_rows, axis=0)  # each env's first open row, or row 0 where none is
+        read = critic.apply(params, jax.tree.map(lambda x: x[time, env], final_obs))[:, 0]
+        at = (jnp.arange(steps)[:, None] == time) & open_rows
+        return open_rows & ~at, jnp.where(at, read, next_value)
+
+    _, next_value = jax.lax.while_loop(pending, read_one, (truncated.at[-1].set(False), next_value))
+    return value, next_value
+
+
+def _shuffled(sizes: Sizes, advantage: Array, key: Key, axis: Axis) -> Rows:
+    """Rows of all minibatches [epochs * minibatches, n here], and their normalised advantages."""
+    strata = sizes.strata // axis.size  # on this share
+    envs = sizes.num_envs // axis.size // strata  # per stratum
+    number = sizes.num_steps * envs
+    stratum = jnp.arange(strata, dtype=jnp.int32)
+
+    def epoch(key):
+        def one(s):
+            where = permutation(jax.random.fold_in(key, axis.index * strata + s), number)
+            time, env = where // envs, where % envs
+            return (time * strata + s) * envs + env  # row in [T, B]: env groups are neighbours
+
+        return jax.vmap(one)(stratum).reshape(strata, sizes.minibatches, -1)
+
+    # A loop over epochs keeps the index arithmetic from being fused into, and repeated by, each gather.
+    index = jax.lax.map(epoch, jax.random.split(key, sizes.epochs))  # [epochs, strata, M, n]
+    index = index.transpose(0, 2, 1, 3).reshape(sizes.epochs * sizes.minibatches, -1)
+    advantage = advantage[index]
+    if sizes.normalize_advantage:
+        count = index.shape[1] * axis.size
+        mean = axis.sum(jnp.sum(advantage, 1)) / count
+        centred = advantage - mean[:, None]
+        variance = axis.sum(jnp.sum(jnp.square(centred), 1)) / max(count - 1, 1)
+        advantage = centred / (jnp.sqrt(variance)[:, None] + 1e-8)
+    return Rows(index, advantage)
+
+
+# --- Gradient ---------------------------------------------------------------------------------
+
+
+def _grad(
+    actor: Net, critic: Net, dist: Distribution, sizes: Sizes, learner: Learner, data: Data, rows: Rows
+):
+    mini = jax.tree.map(lambda x: x[rows.index], data)
+    loss = lambda params: _loss(actor, critic, dist, sizes, learner.knobs, params, mini, rows.advantage)
+    gradient, metrics = jax.grad(loss, has_aux=True)(learner.params)
+    return gradient, jnp.float32(rows.index.shape[0]), Outputs(metrics)
+
+
+def _loss(actor, critic, dist, sizes: Sizes, knobs: Knobs, params: Params, mini: Data, advantage: Array):
+    """Summed over the minibatch's rows."""
+    outputs = actor.apply(params.actor, mini.obs)
+    log_ratio = dist.log_prob(outputs, params.free, mini.mask, mini.sample) - mini.log_prob
+    ratio = jnp.exp(log_ratio)
+    value = critic.apply(params.critic, mini.obs)[:, 0]
+    if sizes.clip_value:
+        value_loss = jnp.sum(clipped_squared_error(value, mini.value, mini.target, knobs.clip))
+    else:
+        value_loss = jnp.sum(squared_error(value, mini.target))
+    policy_loss = jnp.sum(clipped_surrogate(ratio, advantage, knobs.clip))
+    entropy = jnp.sum(dist.entropy(outputs, params.free, mini.mask))
+    total = policy_loss + knobs.vf_coef * value_loss - knobs.ent_coef * entropy
+    return total, {
+        "policy_loss": policy_loss,
+        "value_loss": value_loss,
+        "entropy": entropy,
+        "approx_kl": jnp.sum(ratio - 1 - log_ratio),  # k3 of Schulman's note on approximating KL
+        "clip_fraction": jnp.sum(jnp.abs(ratio - 1) > knobs.clip, dtype=jnp.float32),
+    }
+
+
+def _apply(sizes: Sizes, learner: Learner, gradient: Params) -> Learner:
+    norm = optax.global_norm(gradient)
+    scale = jnp.minimum(1.0, learner.knobs.max_grad_norm / (norm + 1e-6))
+    gradient = jax.tree.map(lambda g: scale * g, gradient)
+    steps, adam = ADAM.update(gradient, learner.adam)
+    lr = learner.knobs.lr * (1 - learner.progress) if sizes.anneal else learner.knobs.lr
+    params = jax.tree.map(lambda p, step: p - lr * step, learner.params, steps)
+    return learner._replace(params=params, adam=adam)

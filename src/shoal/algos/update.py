@@ -1,0 +1,109 @@
+"""One update of one agent, the same for every algorithm: roll out, prepare, then grad → reduce → apply.
+
+The reduction is the one place where shares of a minibatch meet, so every split of it over devices gives
+the same gradient: numerators and counts are added up, and divided once.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+
+from shoal.rollout import device
+from shoal.rollout.device import Actors, choose, spread
+from shoal.rollout.streams import INIT, LEARN, stream
+from shoal.types import WHOLE, Agent, Array, Axis, Batch, Env, Tree
+
+
+class Identity(NamedTuple):
+    """Who an agent is. Copying one agent onto another leaves the receiver's identity as it was."""
+
+    seed: Array  # uint32
+    agent: Array  # int32 id within the run
+    updates: Array  # int32 done so far
+    budget: Array  # int32 updates to do in total
+    active: Array  # bool; False once frozen or for a padding lane
+
+
+class AgentState(NamedTuple):
+    """All there is of an agent. Saving and loading it continues the run bit for bit."""
+
+    identity: Identity
+    env_params: Tree  # the env's knobs
+    learner: Tree
+    actors: Actors
+
+
+Metrics = dict[str, Array]  # sums over updates; the host divides
+
+
+def env_index(envs_here: int, axis: Axis) -> Array:
+    """Global numbers of the envs on this share of the data axis, int32 [B here]."""
+    return jnp.int32(axis.index) * envs_here + jnp.arange(envs_here, dtype=jnp.int32)
+
+
+def init(
+    agent: Agent,
+    env: Env,
+    identity: Identity,
+    knobs: Tree,
+    env_params: Tree,
+    envs_here: int,
+    axis: Axis = WHOLE,
+) -> AgentState:
+    """A fresh agent with `envs_here` envs on this share of the data axis."""
+    learner = agent.init(stream(identity.seed, identity.agent, INIT), knobs)
+    learner = learner._replace(local=spread(learner.local, envs_here))
+    key = device.reset_key(identity.seed, identity.agent)
+    actors = device.start(agent, env, env_params, key, env_index(envs_here, axis))
+    return AgentState(identity, env_params, learner, actors)
+
+
+def update(
+    agent: Agent, env: Env, num_steps: int, state: AgentState, axis: Axis = WHOLE
+) -> tuple[AgentState, Metrics]:
+    """T steps of every env and all minibatches of learning from them."""
+    identity, learner = state.identity, state.learner
+    index = env_index(state.actors.episode_return.shape[0], axis)
+    keys = device.rollout_keys(identity.seed, identity.agent, identity.updates, index)
+    env_keys, local_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
+    actors, columns, episodes = device.collect(
+        agent, env, agent.policy(learner), state.actors, state.env_params, env_keys, num_steps
+    )
+    batch = Batch(
+        **columns,
+        carry=state.actors.carry,
+        keys=local_keys,
+        key=stream(identity.seed, identity.agent, LEARN, identity.updates),
+        progress=identity.updates.astype(jnp.float32) / jnp.maximum(identity.budget, 1),
+    )
+    learner, data, rows = agent.prepare(learner, batch, axis)
+
+    def minibatch(learner, rows):
+        numerator, count, outputs = agent.grad(learner, data, rows)
+        numerator, count, sums = _reduce((numerator, count, outputs.metrics), axis)
+        gradient = jax.tree.map(lambda total: total / jnp.maximum(count, 1), numerator)
+        metrics = {name: total / jnp.maximum(count, 1) for name, total in sums.items()}
+        applied = agent.apply(learner, gradient, outputs._replace(metrics=metrics))
+        return choose(count > 0, applied, learner), metrics
+
+    learner, learned = jax.lax.scan(minibatch, learner, rows)
+    metrics = {name: jnp.mean(column) for name, column in learned.items()}
+    episodes = axis.sum(episodes)
+    metrics |= dict(
+        updates=jnp.ones((), jnp.float32),
+        episodes=episodes.count,
+        return_sum=episodes.return_sum,
+        length_sum=episodes.length_sum,
+    )
+    identity = identity._replace(updates=identity.updates + 1)
+    return AgentState(identity, state.env_params, learner, actors), metrics
+
+
+def _reduce(tree: Tree, axis: Axis) -> Tree:
+    """The sum over the data axis in one collective: XLA's CPU backend does not merge one per leaf."""
+    if axis.size == 1:
+        return tree
+    flat, unravel = ravel_pytree(tree)
+    return unravel(axis.sum(flat))

@@ -1,0 +1,138 @@
+"""What can be done with a space: a pytree whose leaves are Box, Discrete and MultiDiscrete.
+
+All functions take such a tree and work leaf by leaf; `sample`, `contains` and `zeros` can be traced.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.types import Array, Box, Discrete, Key, MultiDiscrete, Space, Tree
+
+
+def is_space(x: Any) -> bool:
+    """Whether x is a leaf; for `jax.tree.map(…, is_leaf=is_space)`."""
+    return isinstance(x, Box | Discrete | MultiDiscrete)
+
+
+def sample(key: Key, space: Space) -> Tree:
+    """A random element. Uniform where bounded; normal or exponential tails where a float has no bound."""
+    leaves, tree = jax.tree.flatten(space, is_leaf=is_space)
+    keys = jax.random.split(key, max(len(leaves), 1))
+    return jax.tree.unflatten(tree, [_sample(k, leaf) for k, leaf in zip(keys, leaves)])
+
+
+def zeros(space: Space) -> Tree:
+    """Zeros of the right shapes and dtypes: a template, not always an element."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), space, is_leaf=is_space)
+
+
+def contains(space: Space, x: Tree) -> Array:
+    """bool []: same tree, shapes and dtypes, and every number within its bounds (NaN never is)."""
+    tree: Any = jax.tree.structure(space, is_leaf=is_space)
+    if jax.tree.structure(x) != tree:
+        return jnp.bool_(False)
+    inside = jax.tree.map(_contains, space, x, is_leaf=is_space)
+    return jax.tree.reduce(jnp.logical_and, inside, jnp.bool_(True))
+
+
+def bounds(leaf: Space) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest value of one leaf, broadcast to its shape, in its dtype."""
+    if isinstance(leaf, Box):
+        low, high = leaf.low, leaf.high
+    elif isinstance(leaf, MultiDiscrete):
+        low, high = 0, np.asarray(leaf.nvec) - 1
+    else:
+        low, high = 0, leaf.n - 1
+    low, high = np.asarray(low, leaf.dtype), np.asarray(high, leaf.dtype)
+    return np.broadcast_to(low, leaf.shape), np.broadcast_to(high, leaf.shape)
+
+
+def describe(space: Space) -> str:
+    """One line for people: `{'arm': Box float32 [3] in -1 … 1, 'grip': Discrete 2}`."""
+    if isinstance(space, Box):
+        low, high = float(np.min(space.low)), float(np.max(space.high))
+        return f"Box {space.dtype} {list(space.shape)} in {low:g} … {high:g}"
+    if isinstance(space, Discrete):
+        return f"Discrete {space.n}"
+    if isinstance(space, MultiDiscrete):
+        return f"MultiDiscrete {list(space.nvec)}"
+    if isinstance(space, dict):
+        return "{" + ", ".join(f"{name!r}: {describe(part)}" for name, part in space.items()) + "}"
+    return "(" + ", ".join(describe(part) for part in space) + ")"
+
+
+def to_json(space: Space) -> dict:
+    """A strict-JSON description (infinities as strings) from which `from_json` rebuilds an equal space."""
+    if isinstance(space, Box):
+        low, high = _encode(space.low), _encode(space.high)
+        return {"box": {"low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}}
+    if isinstance(space, Discrete):
+        return {"discrete": space.n}
+    if isinstance(space, MultiDiscrete):
+        return {"multi_discrete": list(space.nvec)}
+    if isinstance(space, dict) and all(isinstance(name, str) for name in space):
+        return {"dict": {name: to_json(part) for name, part in space.items()}}
+    if type(space) in (tuple, list):
+        return {type(space).__name__: [to_json(part) for part in space]}
+    raise TypeError(
+        f"cannot describe a space of type {type(space).__name__}: {space!r}; "
+        "build it from Box, Discrete, MultiDiscrete, tuples, lists and dicts with string keys"
+    )
+
+
+def from_json(description: dict) -> Space:
+    """The space that `to_json` described."""
+    [(kind, value)] = description.items()
+    if kind == "box":
+        low, high = _decode(value["low"]), _decode(value["high"])
+        return Box(low, high, tuple(value["shape"]), value["dtype"])
+    if kind == "discrete":
+        return Discrete(value)
+    if kind == "multi_discrete":
+        return MultiDiscrete(tuple(value))
+    if kind == "dict":
+        return {name: from_json(part) for name, part in value.items()}
+    if kind in ("tuple", "list"):
+        return {"tuple": tuple, "list": list}[kind](from_json(part) for part in value)
+    raise ValueError(f"unknown kind of space {kind!r}; this file may come from a newer version of shoal")
+
+
+def _sample(key: Key, leaf: Space) -> Array:
+    low, high = bounds(leaf)
+    if leaf.dtype == bool:
+        return jax.random.bernoulli(key, 0.5, leaf.shape) & high | low
+    if np.issubdtype(leaf.dtype, np.integer):
+        # int64 on the host: the exclusive bound of a full-range type does not fit in the type
+        above = np.minimum(high.astype(np.int64) + 1, np.iinfo(np.int32).max).astype(np.int32)
+        return jax.random.randint(key, leaf.shape, low.astype(np.int32), above).astype(leaf.dtype)
+    uniform_key, tail_key = jax.random.split(key)
+    limit = jnp.finfo(leaf.dtype).max / 4  # the largest float is another way to write "no bound"
+    below, above = low > -limit, high < limit
+    span = (np.where(below, low, 0), np.where(above, high, 0))
+    uniform = jax.random.uniform(uniform_key, leaf.shape, leaf.dtype, *span)
+    tail = jax.random.normal(tail_key, leaf.shape, leaf.dtype)
+    half = jnp.where(below, low + jnp.abs(tail), jnp.where(above, high - jnp.abs(tail), tail))
+    return jnp.where(below & above, uniform, half)
+
+
+def _contains(leaf: Space, x: Any) -> Array:
+    if jnp.shape(x) != leaf.shape or jnp.result_type(x) != leaf.dtype:
+        return jnp.bool_(False)
+    low, high = bounds(leaf)
+    return jnp.all((low <= x) & (x <= high))
+
+
+def _encode(bound: Any) -> Any:
+    if isinstance(bound, tuple):
+        return [_encode(part) for part in bound]
+    return str(bound) if isinstance(bound, float) and math.isinf(bound) else bound
+
+
+def _decode(bound: Any) -> Any:
+    if isinstance(bound, list):
+        return tuple(_decode(part) for part in bound)
+    return float(bound) if isinstance(bound, str) else bound

@@ -1,0 +1,85 @@
+"""Convolutional network for small images: one 3x3 layer, as MinAtar's authors use, then an MLP.
+
+Young & Tian 2019, arXiv:1903.03176. Leaves of the observation that are not images join after the
+convolution. Larger images (64 pixels and more) pass through the three layers of Mnih et al. 2015.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from shoal.nets import HIDDEN_GAIN
+from shoal.nets.inputs import image, image_shape, vector, vector_size
+from shoal.nets.mlp import ACTIVATIONS, forward, stack
+from shoal.ops.init import orthogonal
+from shoal.types import Array, Key, Net, Params, Space, Tree
+
+SMALL = ((16, 3, 1),)  # (channels, kernel, stride) of each layer
+LARGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+
+
+class ConvNet(NamedTuple):
+    convolutions: tuple[eqx.nn.Conv2d, ...]
+    head: tuple[eqx.nn.Linear, ...]
+
+
+def _convolution(key: Key, inputs: int, outputs: int, kernel: int, stride: int) -> eqx.nn.Conv2d:
+    shape = jax.eval_shape(lambda key: eqx.nn.Conv2d(inputs, outputs, kernel, stride, key=key), key)
+    weight = orthogonal(key, (outputs, inputs, kernel, kernel), HIDDEN_GAIN)
+    return eqx.tree_at(lambda m: (m.weight, m.bias), shape, (weight, jnp.zeros((outputs, 1, 1), jnp.float32)))
+
+
+def _convolve(layer: eqx.nn.Conv2d, x: Array) -> Array:
+    """[B, H, W, C] -> [B, H', W', C'] as one matmul over patches.
+
+    A convolution whose kernels differ per agent is lowered to a grouped convolution when vmapped, whose
+    backward pass is slow on every backend; a matmul over patches becomes a batched matmul instead.
+    """
+    outputs, inputs, kernel, _ = layer.weight.shape
+    stride = layer.stride[0]
+    height, width = ((size - kernel) // stride + 1 for size in x.shape[1:3])
+    patches = jnp.stack(
+        [
+            x[:, i : i + stride * (height - 1) + 1 : stride, j : j + stride * (width - 1) + 1 : stride]
+            for i in range(kernel)
+            for j in range(kernel)
+        ],
+        axis=3,
+    )  # [B, H', W', K*K, C]
+    weight = layer.weight.transpose(2, 3, 1, 0).reshape(kernel * kernel * inputs, outputs)
+    return patches.reshape(*patches.shape[:3], -1) @ weight + layer.bias[:, 0, 0]
+
+
+def make(obs_space: Space, outputs: int, scale: float, hidden: tuple[int, ...], activation: str) -> Net:
+    """Convolutions over the images, then `hidden` layers over their features and all other leaves."""
+    height, width, channels = image_shape(obs_space)
+    plan = LARGE if min(height, width) >= 64 else SMALL
+    others = vector_size(obs_space, images=False)
+    features = others + plan[-1][0] * _final_area(height, width, plan)
+    act = ACTIVATIONS[activation]
+
+    def init(key: Key) -> Params:
+        conv_key, head_key = jax.random.split(key)
+        inputs = (channels, *(layer[0] for layer in plan[:-1]))
+        keys = jax.random.split(conv_key, len(plan))
+        convolutions = tuple(_convolution(k, c, *layer) for k, c, layer in zip(keys, inputs, plan))
+        return ConvNet(convolutions, stack(head_key, features, hidden, outputs, scale))
+
+    def apply(params: Params, obs: Tree) -> Array:
+        x = image(obs_space, obs)
+        for layer in params.convolutions:
+            x = act(_convolve(layer, x))
+        x = x.reshape(x.shape[0], -1)
+        if others:
+            x = jnp.concatenate([x, vector(obs_space, obs, images=False)], 1)
+        return forward(params.head, x, activation)
+
+    return Net(init, apply)
+
+
+def _final_area(height: int, width: int, plan: tuple[tuple[int, int, int], ...]) -> int:
+    for _, kernel, stride in plan:
+        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    return height * width

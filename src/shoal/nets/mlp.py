@@ -1,0 +1,66 @@
+"""Multi-layer perceptron on Equinox linear layers, computed features-first when rows are many.
+
+With activations as [features, rows] the weight gradient is a product of contiguous rows, which XLA's
+CPU backend runs up to twice as fast (docs/adr/0002). A few rows, as in acting, are best left rows-first.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from shoal.nets import HIDDEN_GAIN
+from shoal.nets.inputs import vector, vector_size
+from shoal.ops.init import orthogonal
+from shoal.types import Array, Key, Net, Params, Space, Tree
+
+ACTIVATIONS = {
+    "tanh": jnp.tanh,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "elu": jax.nn.elu,
+}
+MANY_ROWS = 32
+
+
+def linear(key: Key, inputs: int, outputs: int, scale: float) -> eqx.nn.Linear:
+    """An Equinox layer with orthogonal weights and no bias at the start (Andrychowicz et al. 2021)."""
+    shape = jax.eval_shape(lambda key: eqx.nn.Linear(inputs, outputs, key=key), key)
+    weight = orthogonal(key, (outputs, inputs), scale)
+    return eqx.tree_at(lambda m: (m.weight, m.bias), shape, (weight, jnp.zeros((outputs,), jnp.float32)))
+
+
+def stack(
+    key: Key, inputs: int, hidden: tuple[int, ...], outputs: int, scale: float
+) -> tuple[eqx.nn.Linear, ...]:
+    """Linear layers inputs → hidden … → outputs; the last one's weights are scaled by `scale`."""
+    sizes = (inputs, *hidden, outputs)
+    gains = (HIDDEN_GAIN,) * len(hidden) + (scale,)
+    keys = jax.random.split(key, len(gains))
+    return tuple(linear(*row) for row in zip(keys, sizes[:-1], sizes[1:], gains))
+
+
+def forward(layers: tuple[eqx.nn.Linear, ...], x: Array, activation: str) -> Array:
+    """[B, inputs] -> [B, outputs]."""
+    act = ACTIVATIONS[activation]
+    *hidden, last = layers
+    if x.shape[0] < MANY_ROWS:
+        for layer in hidden:
+            x = act(x @ layer.weight.T + layer.bias)
+        return x @ last.weight.T + last.bias
+    x = x.T
+    for layer in hidden:
+        x = act(layer.weight @ x + layer.bias[:, None])
+    return (last.weight @ x + last.bias[:, None]).T
+
+
+def make(obs_space: Space, outputs: int, scale: float, hidden: tuple[int, ...], activation: str) -> Net:
+    """Every leaf of the observation, flattened and side by side, through `hidden` layers."""
+
+    def init(key: Key) -> Params:
+        return stack(key, vector_size(obs_space), hidden, outputs, scale)
+
+    def apply(params: Params, obs: Tree) -> Array:
+        return forward(params, vector(obs_space, obs), activation)
+
+    return Net(init, apply)
