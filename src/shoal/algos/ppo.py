@@ -58,12 +58,11 @@ class Sizes:
                 raise ShoalError(f"ppo.{name} = {getattr(self, name)} must be at least 1")
         rows = self.num_envs * self.num_steps
         if rows % self.minibatches:
-            near = sorted(
-                (m for m in range(1, rows + 1) if rows % m == 0), key=lambda m: abs(m - self.minibatches)
-            )
+            divisors = (m for m in range(1, rows + 1) if rows % m == 0)
+            near = sorted(divisors, key=lambda m: abs(m - self.minibatches))[:2]
             raise ShoalError(
                 f"num_envs * num_steps = {rows} is not divisible by minibatches = {self.minibatches}",
-                f"try --ppo.minibatches {' or '.join(map(str, sorted(near[:2])))}",
+                f"try --ppo.minibatches {' or '.join(map(str, sorted(near)))}",
             )
 
     @property
@@ -180,13 +179,9 @@ def _prepare(critic: Net, sizes: Sizes, learner: Learner, batch: Batch, axis: Ax
     obs = _seen(sizes, learner.obs_moments, batch.obs)
     final_obs = _seen(sizes, learner.obs_moments, batch.final_obs)
     reward, local, return_moments = _scaled_reward(sizes, learner, batch, axis)
-    value, next_value = _values(
-        critic, learner.params.critic, obs, final_obs, batch.terminated, batch.truncated
-    )
-    knobs = learner.knobs
-    advantage = gae(
-        reward, value, next_value, batch.terminated, batch.truncated, knobs.gamma, knobs.gae_lambda
-    )
+    knobs, ends = learner.knobs, (batch.terminated, batch.truncated)
+    value, next_value = _values(critic, learner.params.critic, obs, final_obs, batch.truncated)
+    advantage = gae(reward, value, next_value, *ends, knobs.gamma, knobs.gae_lambda)
     flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
     columns = obs, batch.mask, batch.extras["sample"], batch.extras["log_prob"], value, advantage + value
     data = Data(*map(flat, columns))
@@ -268,9 +263,7 @@ def _shuffled(sizes: Sizes, advantage: Array, key: Key, axis: Axis) -> Rows:
 # --- Gradient ---------------------------------------------------------------------------------
 
 
-def _grad(
-    actor: Net, critic: Net, dist: Distribution, sizes: Sizes, learner: Learner, data: Data, rows: Rows
-):
+def _grad(actor: Net, critic: Net, dist: Distribution, sizes: Sizes, learner: Learner, data: Data, rows):
     mini = jax.tree.map(lambda x: x[rows.index], data)
     loss = lambda params: _loss(actor, critic, dist, sizes, learner.knobs, params, mini, rows.advantage)
     gradient, metrics = jax.grad(loss, has_aux=True)(learner.params)

@@ -1,0 +1,1 @@
+"""Devices and how a population is laid over them."""

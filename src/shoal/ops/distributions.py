@@ -85,12 +85,8 @@ def _gaussian(space: Box) -> Distribution:
     high = np.broadcast_to(np.asarray(space.high, np.float32), shape)
     # Without bounds the range counts as -1 … 1: an action is its sample.
     bounded = np.isfinite(low) & np.isfinite(high)
-    middle = np.where(bounded, (np.where(bounded, high, 0) + np.where(bounded, low, 0)) / 2, 0).astype(
-        np.float32
-    )
-    half = np.where(bounded, (np.where(bounded, high, 2) - np.where(bounded, low, 0)) / 2, 1).astype(
-        np.float32
-    )
+    bottom, top = np.where(bounded, low, -1), np.where(bounded, high, 1)
+    middle, half = ((top + bottom) / 2).astype(np.float32), ((top - bottom) / 2).astype(np.float32)
 
     def noise(key: Key, steps: int) -> Array:
         return jax.random.normal(key, (steps, size), jnp.float32)

@@ -1,0 +1,91 @@
+"""Which devices a run uses: one XLA device per CPU core, or the accelerators there are."""
+
+import os
+import pathlib
+from typing import NamedTuple
+
+import jax
+
+from shoal.errors import ShoalError
+
+CGROUP = pathlib.Path("/sys/fs/cgroup")
+
+
+class Devices(NamedTuple):
+    kind: str  # cpu, gpu or tpu
+    devices: tuple[jax.Device, ...]
+    notes: tuple[str, ...]  # what must not go unsaid: one line each
+
+
+def cores(cgroup: pathlib.Path = CGROUP) -> int:
+    """CPU cores this process may use: its affinity mask, cut by a container's quota (cgroup v2, v1)."""
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    for quota, period in (_quota_v2(cgroup), _quota_v1(cgroup)):
+        if quota > 0 and period > 0:
+            count = min(count, max(1, quota // period))
+    return count
+
+
+def _quota_v2(cgroup: pathlib.Path) -> tuple[int, int]:
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return int(quota), int(period)
+    except (OSError, ValueError):  # no such file, or "max": no quota
+        return 0, 0
+
+
+def _quota_v1(cgroup: pathlib.Path) -> tuple[int, int]:
+    try:
+        read = lambda name: int((cgroup / "cpu" / name).read_text())
+        return read("cpu.cfs_quota_us"), read("cpu.cfs_period_us")
+    except (OSError, ValueError):
+        return 0, 0
+
+
+def nvidia_present(root: pathlib.Path = pathlib.Path("/")) -> bool:
+    """Whether this machine shows an NVIDIA card, whatever JAX can use."""
+    return (root / "dev/nvidia0").exists() or (root / "proc/driver/nvidia/version").exists()
+
+
+def open_devices(kind: str = "auto", count: int = 0) -> Devices:
+    """The devices of a run; starts JAX's backend. count 0 = all there are.
+
+    On a CPU, where one program hardly uses a second core, there is one XLA device per core: agents are
+    sharded over them. That must be set before JAX starts; when it is too late, a note says so.
+    """
+    notes: list[str] = []
+    if kind not in ("auto", "cpu", "gpu", "tpu"):
+        raise ShoalError(f"no kind of device is called {kind!r}", "use auto, cpu, gpu or tpu")
+    wanted = count or cores()
+    try:
+        jax.config.update("jax_num_cpu_devices", wanted)
+    except RuntimeError:
+        if len(jax.devices("cpu")) < wanted:
+            notes.append(
+                f"JAX had started before Shoal could ask for {wanted} CPU devices, so this run has "
+                f"{len(jax.devices('cpu'))}: call shoal.train before any JAX work to use every core"
+            )
+    devices = _devices(kind)
+    found = devices[0].platform
+    if found == "cpu" and kind == "auto" and nvidia_present():
+        notes.append(
+            "An NVIDIA GPU is present but JAX cannot use it, so this runs on the CPU: pip install 'shoal[cuda12]'"
+        )
+    if count > len(devices):
+        raise ShoalError(
+            f"--devices {count} asks for more than the {len(devices)} {found} devices there are",
+            f"use --devices {len(devices)}, or leave it out to use all",
+        )
+    return Devices(found, tuple(devices[: count or len(devices)]), tuple(notes))
+
+
+def _devices(kind: str) -> list[jax.Device]:
+    try:
+        return jax.devices(None if kind == "auto" else kind)
+    except RuntimeError as error:
+        extra = {"gpu": "cuda12", "tpu": "tpu"}.get(kind, "")
+        hint = f"pip install 'shoal[{extra}]', then run shoal doctor" if extra else "run shoal doctor"
+        raise ShoalError(f"--device {kind}, but JAX sees no such device", hint) from error

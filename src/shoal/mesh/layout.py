@@ -1,0 +1,52 @@
+"""How a population is laid over devices: agents first, then one agent's envs.
+
+Agents need no communication; envs and minibatch rows of one agent (`data`) meet in one sum per minibatch.
+"""
+
+from typing import NamedTuple
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from shoal.types import WHOLE, Axis
+
+AGENT, DATA = "agent", "data"
+
+
+class Layout(NamedTuple):
+    mesh: Mesh  # axes `agent` and `data`
+    agents: int
+    lanes: int  # agents, padded so that the agent axis divides them
+
+    @property
+    def agent_shards(self) -> int:
+        return self.mesh.shape[AGENT]
+
+    @property
+    def data_shards(self) -> int:
+        return self.mesh.shape[DATA]
+
+    def per_agent(self) -> NamedSharding:
+        """For arrays led by P."""
+        return NamedSharding(self.mesh, PartitionSpec(AGENT))
+
+    def axis(self) -> Axis:
+        """The data axis, as seen from inside the program of one device."""
+        if self.data_shards == 1:
+            return WHOLE
+        total = lambda tree: jax.lax.psum(tree, DATA)
+        return Axis(sum=total, index=jax.lax.axis_index(DATA), size=self.data_shards)
+
+
+def lay_out(devices: tuple[jax.Device, ...], agents: int, strata: int) -> Layout:
+    """Use as many devices as divide the work: agents are sharded first, then strata of one agent's envs.
+
+    `strata` is the number of groups an agent's envs can be divided into without changing its minibatches.
+    """
+    agent_shards = min(agents, len(devices))
+    data_shards = max(s for s in range(1, len(devices) // agent_shards + 1) if strata % s == 0)
+    used = devices[: agent_shards * data_shards]
+    mesh = jax.make_mesh(
+        (agent_shards, data_shards), (AGENT, DATA), axis_types=(AxisType.Auto,) * 2, devices=used
+    )
+    return Layout(mesh, agents, -(-agents // agent_shards) * agent_shards)

@@ -1,0 +1,75 @@
+"""Lanes: the places of a population's agents in one program.
+
+A lane is masked when its agent has spent its budget, has diverged, or is only padding; masking and
+refilling change values, never shapes, so nothing recompiles.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.algos.update import AgentState, Identity, Metrics
+from shoal.rollout.device import choose
+from shoal.types import Array, Tree
+
+
+def identities(seed: int, agents: int, budget: int, lanes: int) -> Identity:
+    """Agents 0 … agents - 1 of one seed, and inactive padding up to `lanes`; leaves are [lanes]."""
+    number = np.arange(lanes, dtype=np.int32)
+    return Identity(
+        seed=np.full(lanes, seed, np.uint32),
+        agent=number,
+        updates=np.zeros(lanes, np.int32),
+        budget=np.full(lanes, budget, np.int32),
+        active=number < agents,
+    )
+
+
+def stacked(tree: Tree, lanes: int) -> Tree:
+    """The same value for every lane, as strongly typed float32 or int32 leaves [lanes, …]."""
+
+    def one(x):
+        x = np.asarray(x)
+        x = x.astype(np.int32 if x.dtype.kind in "iub" else np.float32)
+        return np.broadcast_to(x, (lanes, *x.shape)).copy()
+
+    return jax.tree.map(one, tree)
+
+
+def resize(state: Tree, lanes: int) -> Tree:
+    """The first `lanes` lanes, or with copies of lane 0 as inactive padding behind; leaves [P, …]."""
+    have = state.identity.active.shape[0]
+    if have >= lanes:
+        return jax.tree.map(lambda x: x[:lanes], state)
+    pad = lambda x: jnp.concatenate([x, jnp.broadcast_to(x[:1], (lanes - have, *x.shape[1:]))])
+    state = jax.tree.map(pad, state)
+    active = state.identity.active & (jnp.arange(lanes) < have)
+    agent = jnp.where(jnp.arange(lanes) < have, state.identity.agent, jnp.arange(lanes, dtype=jnp.int32))
+    return state._replace(identity=state.identity._replace(active=active, agent=agent))
+
+
+def contained(update: Callable[[AgentState], tuple[AgentState, Metrics]]) -> Callable:
+    """An update of one lane that leaves a masked lane as it is and freezes one that diverges.
+
+    A lane whose learner would cease to be finite keeps its state from before that update, with `active`
+    unset: it can be looked at, and its neighbours' bits are their own.
+    """
+
+    def step(state: AgentState) -> tuple[AgentState, Metrics]:
+        identity = state.identity
+        running = identity.active & (identity.updates < identity.budget)
+        after, metrics = update(state)
+        healthy = all_finite(after.learner)
+        frozen = state._replace(identity=identity._replace(active=identity.active & (healthy | ~running)))
+        kept = choose(running & healthy, after, frozen)
+        return kept, {name: jnp.where(running & healthy, value, 0.0) for name, value in metrics.items()}
+
+    return step
+
+
+def all_finite(tree: Tree) -> Array:
+    """Whether no floating leaf holds a NaN or an infinity, bool []."""
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in floats])) if floats else jnp.bool_(True)

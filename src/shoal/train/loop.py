@@ -1,0 +1,225 @@
+"""The host's side of training: run chunks, and write the previous one's rows while the next one runs.
+
+The device is never waited for twice: a chunk is dispatched, the rows of the one before are written, and
+only then are this chunk's metrics read. So at most one program is in flight, which XLA's CPU backend needs
+where a program holds collectives.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from shoal.algos.update import AgentState
+from shoal.rollout.device import Scores
+from shoal.train import events
+from shoal.train.signals import Stop, stopping
+
+LONGEST_CHUNK_S = 2.0  # a signal is answered, and a crash costs, at most about this long
+CHUNKS = 100  # rows per agent over a run, where chunks are short enough
+
+
+class Plan(NamedTuple):
+    """What to run, in updates of a whole population."""
+
+    agents: int  # without padding lanes
+    updates: int  # in total, per agent
+    steps_per_update: int  # env steps per agent
+    chunk: int = 0  # updates per chunk; 0 = a hundredth of the run
+    eval_every: int = 0  # updates between evaluations; 0 = none while training
+    stop_at: float | None = None  # mean return over agents at which to stop
+    seconds: float | None = None  # of training, after which to stop
+    checkpoint_every: float = 30.0  # seconds
+
+
+class Tally(NamedTuple):
+    """The run so far, as the host counts it; saved beside the state."""
+
+    updates: int = 0
+    train_s: float = 0.0
+    evaluate_s: float = 0.0
+    save_s: float = 0.0
+    write_s: float = 0.0
+    best_updates: int = -1  # of the evaluation with the highest mean return over agents
+    best_return: float = float("-inf")
+
+
+class Store(Protocol):
+    """Where rows and states go."""
+
+    def rows(self, columns: dict[str, Any]) -> None: ...
+    def evaluation(self, columns: dict[str, Any]) -> None: ...
+    def save(self, state: AgentState, tally: Tally) -> None: ...
+
+
+Hook = Callable[[events.Progress, AgentState], AgentState | None]
+Listener = Callable[[events.Event], None]
+
+
+def train(
+    plan: Plan,
+    chunk: Callable[[AgentState, np.int32], tuple[AgentState, dict[str, Any]]],
+    evaluate: Callable[[AgentState], tuple[Scores, Scores]],
+    state: AgentState,
+    tally: Tally,
+    store: Store,
+    listen: Listener = lambda event: None,
+    hook: Hook | None = None,
+) -> tuple[AgentState, Tally, str]:
+    """Train until the budget is spent or something asks to stop; the state is saved at the end.
+
+    `hook` is called after every chunk with its Progress and the state, and may return another state of the
+    same shapes. Returns the state, the tally and why it ended early ("" = it did not).
+    """
+    pace, saved_at = _Pace(plan), time.perf_counter()
+    active = np.array(state.identity.active)[: plan.agents]
+    pending: dict[str, Any] | None = None
+    with stopping() as stop:
+        while tally.updates < plan.updates and not stop.reason:
+            started = time.perf_counter()
+            number = pace.next(tally.updates)
+            state, metrics = chunk(state, np.int32(number))
+            if pending is not None:
+                store.rows(pending)
+            wrote = time.perf_counter()
+            metrics = {name: np.asarray(x)[: plan.agents] for name, x in jax.device_get(metrics).items()}
+            seconds = time.perf_counter() - started
+            pace.took(number, seconds)
+            tally = tally._replace(
+                updates=tally.updates + number,
+                train_s=tally.train_s + seconds,
+                write_s=tally.write_s + (wrote - started if pending is not None else 0.0),
+            )
+            before, active = active, np.array(state.identity.active)[: plan.agents]
+            pending, progress = _chunk_row(plan, tally, number, seconds, metrics, active)
+            for agent in np.flatnonzero(before & ~active):
+                listen(events.Diverged(int(agent), int(np.asarray(state.identity.updates)[agent])))
+            listen(progress)
+            if hook is not None:
+                state = hook(progress, state) or state
+            if plan.eval_every and tally.updates % plan.eval_every == 0 and tally.updates < plan.updates:
+                tally, score = _evaluate(plan, evaluate, state, tally, store, listen)
+                _check_return(plan, score, stop)
+            elif not plan.eval_every:
+                _check_return(plan, _mean(progress.returns), stop)
+            _check_time(plan, tally, active, stop)
+            if time.perf_counter() - saved_at > plan.checkpoint_every or tally.best_updates == tally.updates:
+                store.rows(pending)
+                pending = None
+                tally = _save(store, state, tally, listen)
+                saved_at = time.perf_counter()
+        if stop.reason:
+            listen(events.Stopping(stop.reason))
+        if pending is not None:
+            store.rows(pending)
+            tally = _save(store, state, tally, listen)
+    return state, tally, stop.reason
+
+
+class _Pace:
+    """How many updates the next chunk does: to the next multiple of the chunk, an evaluation or the end."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.chunk = plan.chunk or max(1, plan.updates // CHUNKS)
+        self.seconds_per_update = 0.0  # of the quickest chunk; unknown before the first
+
+    def next(self, done: int) -> int:
+        size = self.chunk
+        if not self.plan.chunk:
+            if not self.seconds_per_update:
+                return 1  # a first short one, to learn how long an update takes
+            size = max(1, min(size, int(LONGEST_CHUNK_S / self.seconds_per_update)))
+        ends = [done - done % size + size, self.plan.updates]
+        if self.plan.eval_every:
+            ends.append(done - done % self.plan.eval_every + self.plan.eval_every)
+        return min(ends) - done
+
+    def took(self, updates: int, seconds: float) -> None:
+        each = seconds / updates
+        self.seconds_per_update = min(each, self.seconds_per_update) if self.seconds_per_update else each
+
+
+def _chunk_row(plan: Plan, tally: Tally, number: int, seconds: float, metrics, active):
+    """The columns [P] of metrics.jsonl for one chunk, and its Progress."""
+    sums = dict(metrics)
+    done, episodes = sums.pop("updates"), sums.pop("episodes")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        returns, lengths = (sums.pop(name) / episodes for name in ("return_sum", "length_sum"))
+        learned = {name: total / done for name, total in sums.items()}
+    env_steps = tally.updates * plan.steps_per_update
+    rate = float(done.sum()) * plan.steps_per_update / seconds
+    columns = dict(
+        env_steps=np.full(plan.agents, env_steps),
+        updates=np.full(plan.agents, tally.updates),
+        wall_s=np.full(plan.agents, round(tally.train_s, 3)),
+        agent=np.arange(plan.agents),
+        episodes=episodes.astype(np.int64),
+        return_mean=returns,
+        length_mean=lengths,
+        env_steps_per_s=np.full(plan.agents, round(rate, 1)),
+        alive=active,
+        **learned,
+    )
+    left = (plan.updates - tally.updates) * seconds / number
+    if plan.seconds is not None:
+        left = min(left, max(0.0, plan.seconds - tally.train_s))
+    progress = events.Progress(
+        tally.updates, plan.updates, env_steps, rate, tally.train_s, left, returns, active
+    )
+    return columns, progress
+
+
+def evaluation_columns(plan: Plan, tally: Tally, scores: tuple[Scores, Scores]) -> dict[str, Any]:
+    """The columns [P] of eval.jsonl; scores of the sampled and of the greedy policy, each [P, E]."""
+    sampled, greedy = (jax.tree.map(lambda x: np.asarray(x)[: plan.agents], part) for part in scores)
+    return dict(
+        env_steps=np.full(plan.agents, tally.updates * plan.steps_per_update),
+        updates=np.full(plan.agents, tally.updates),
+        wall_s=np.full(plan.agents, round(tally.train_s, 3)),
+        agent=np.arange(plan.agents),
+        episodes=np.full(plan.agents, sampled.returns.shape[1]),
+        unfinished=np.sum(~sampled.finished, 1),
+        return_mean=sampled.returns.mean(1),
+        return_std=sampled.returns.std(1),
+        return_greedy=greedy.returns.mean(1),
+        length_mean=sampled.lengths.mean(1),
+    )
+
+
+def _evaluate(plan: Plan, evaluate, state, tally: Tally, store: Store, listen: Listener):
+    started = time.perf_counter()
+    columns = evaluation_columns(plan, tally, jax.device_get(evaluate(state)))
+    store.evaluation(columns)
+    score = _mean(columns["return_mean"])
+    if score > tally.best_return:
+        tally = tally._replace(best_return=score, best_updates=tally.updates)
+    listen(events.Evaluated(tally.updates, tally.updates * plan.steps_per_update, columns["return_mean"]))
+    return tally._replace(evaluate_s=tally.evaluate_s + time.perf_counter() - started), score
+
+
+def _save(store: Store, state: AgentState, tally: Tally, listen: Listener) -> Tally:
+    started = time.perf_counter()
+    store.save(state, tally)
+    listen(events.Saved(tally.updates))
+    return tally._replace(save_s=tally.save_s + time.perf_counter() - started)
+
+
+def _mean(returns: np.ndarray) -> float:
+    """Over agents that have finished an episode; -inf where none has."""
+    seen = returns[np.isfinite(returns)]
+    return float(seen.mean()) if seen.size else float("-inf")
+
+
+def _check_return(plan: Plan, score: float, stop: Stop) -> None:
+    if plan.stop_at is not None and score >= plan.stop_at:
+        stop.ask(f"mean return {score:.4g} reached {plan.stop_at:g}")
+
+
+def _check_time(plan: Plan, tally: Tally, active: np.ndarray, stop: Stop) -> None:
+    if plan.seconds is not None and tally.train_s >= plan.seconds:
+        stop.ask(f"{plan.seconds:g} s of training are over")
+    if not active.any():
+        stop.ask("no agent is left")
