@@ -67,17 +67,17 @@ def train(
     store: Store,
     listen: Listener = lambda event: None,
     hook: Hook | None = None,
-) -> tuple[AgentState, Tally, str]:
+) -> tuple[AgentState, Tally, Stop]:
     """Train until the budget is spent or something asks to stop; the state is saved at the end.
 
     `hook` is called after every chunk with its Progress and the state, and may return another state of the
-    same shapes. Returns the state, the tally and why it ended early ("" = it did not).
+    same shapes. Returns the state, the tally and what ended it early, if anything did.
     """
     pace, saved_at = _Pace(plan), time.perf_counter()
     active = np.array(state.identity.active)[: plan.agents]
     pending: dict[str, Any] | None = None
     with stopping() as stop:
-        while tally.updates < plan.updates and not stop.reason:
+        while tally.updates < plan.updates and not stop:
             started = time.perf_counter()
             number = pace.next(tally.updates)
             state, metrics = chunk(state, np.int32(number))
@@ -110,12 +110,12 @@ def train(
                 pending = None
                 tally = _save(store, state, tally, listen)
                 saved_at = time.perf_counter()
-        if stop.reason:
+        if stop:
             listen(events.Stopping(stop.reason))
         if pending is not None:
             store.rows(pending)
             tally = _save(store, state, tally, listen)
-    return state, tally, stop.reason
+    return state, tally, stop
 
 
 class _Pace:
@@ -215,11 +215,11 @@ def _mean(returns: np.ndarray) -> float:
 
 def _check_return(plan: Plan, score: float, stop: Stop) -> None:
     if plan.stop_at is not None and score >= plan.stop_at:
-        stop.ask(f"mean return {score:.4g} reached {plan.stop_at:g}")
+        stop.ask(f"mean return {score:.4g} reached {plan.stop_at:g}", complete=True)
 
 
 def _check_time(plan: Plan, tally: Tally, active: np.ndarray, stop: Stop) -> None:
     if plan.seconds is not None and tally.train_s >= plan.seconds:
-        stop.ask(f"{plan.seconds:g} s of training are over")
+        stop.ask(f"{plan.seconds:g} s of training are over", complete=True)
     if not active.any():
-        stop.ask("no agent is left")
+        stop.ask("every agent has diverged", complete=True)

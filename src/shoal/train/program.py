@@ -6,11 +6,12 @@ donated and compiled ahead of time, so that compiling is a visible phase and hap
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.algos import update as one_update
 from shoal.algos.update import AgentState, Identity, Metrics
@@ -32,24 +33,26 @@ class Recipe(NamedTuple):
     num_steps: int  # per env and update
 
 
-class Programs(NamedTuple):
-    """Compiled functions over a whole population; leaves are led by lanes."""
+def abstract_state(recipe: Recipe, layout: Layout) -> AgentState:
+    """Shapes, dtypes and shardings of the whole population's state; leaves are led by lanes."""
+    state = jax.eval_shape(_init(recipe, layout), *_init_arguments(recipe, layout))
+    shardings = jax.tree.map(lambda spec: NamedSharding(layout.mesh, spec), _specs(recipe))
+    shardings = jax.tree.broadcast(shardings, state)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
 
-    init: Callable[[Identity, Tree, Tree], AgentState]  # (identities, knobs, env_params)
-    chunk: Callable[[AgentState, jax.Array], tuple[AgentState, Metrics]]  # (state, updates to do)
-    state: AgentState  # shapes, dtypes and shardings of the state
-    bytes: int  # that the larger of the two needs, on all devices together; 0 = unknown
+
+def compile_init(recipe: Recipe, layout: Layout) -> Callable[[Identity, Tree, Tree], AgentState]:
+    """(identities, knobs, env_params), each led by lanes, → state."""
+    return jax.jit(_init(recipe, layout)).lower(*_init_arguments(recipe, layout)).compile()
 
 
-def compile_training(recipe: Recipe, layout: Layout) -> Programs:
-    """The two programs of a training run, each compiled once. The state given to `chunk` is donated."""
-    specs, lanes = _specs(recipe), PartitionSpec(AGENT)
-    here = recipe.num_envs // layout.data_shards
-    sharded = partial(jax.shard_map, mesh=layout.mesh, check_vma=False)
+def compile_chunk(
+    recipe: Recipe, layout: Layout
+) -> tuple[Callable[[AgentState, np.int32], tuple[AgentState, Metrics]], int]:
+    """(state, updates to do) → (state, metrics summed over them [P]). The state given is donated.
 
-    def init(identity, knobs, env_params):
-        one = partial(one_update.init, recipe.agent, recipe.env, envs_here=here, axis=layout.axis())
-        return jax.vmap(one)(identity, knobs, env_params)
+    Also the bytes that the program needs on all devices together, 0 where XLA does not say.
+    """
 
     def chunk(state, updates):
         one = partial(one_update.update, recipe.agent, recipe.env, recipe.num_steps, axis=layout.axis())
@@ -64,28 +67,15 @@ def compile_training(recipe: Recipe, layout: Layout) -> Programs:
 
         return jax.lax.fori_loop(0, updates, body, (state, nothing))
 
-    inputs = jax.eval_shape(
-        lambda: (
-            identities(0, layout.agents, 0, layout.lanes),
-            stacked(recipe.knobs, layout.lanes),
-            stacked(recipe.env_params, layout.lanes),
-        )
-    )
-    make = jax.jit(sharded(init, in_specs=lanes, out_specs=specs)).lower(*inputs).compile()
-    state = jax.tree.map(
-        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
-        make.out_info,
-        make.output_shardings,
-    )
-    step = jax.jit(
-        sharded(chunk, in_specs=(specs, PartitionSpec()), out_specs=(specs, lanes)), donate_argnums=0
-    )
-    step = step.lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
-    return Programs(make, step, state, _bytes(step) * layout.mesh.size)
+    specs = _specs(recipe)
+    program = _sharded(layout, chunk, (specs, PartitionSpec()), (specs, PartitionSpec(AGENT)))
+    updates = jax.ShapeDtypeStruct((), jnp.int32)
+    compiled = jax.jit(program, donate_argnums=0).lower(abstract_state(recipe, layout), updates).compile()
+    return compiled, _bytes(compiled) * layout.mesh.size
 
 
 def compile_evaluation(
-    recipe: Recipe, layout: Layout, state: AgentState, episodes: int, max_steps: int
+    recipe: Recipe, layout: Layout, episodes: int, max_steps: int
 ) -> Callable[[AgentState], tuple[Scores, Scores]]:
     """State → scores [P, E] of the sampled and of the greedy policy; the state is only read."""
     shards = layout.data_shards if episodes % layout.data_shards == 0 else 1
@@ -103,9 +93,27 @@ def compile_evaluation(
         return tuple(jax.vmap(partial(one, greedy=greedy))(state) for greedy in (False, True))
 
     out = PartitionSpec(AGENT, DATA) if shards > 1 else PartitionSpec(AGENT)
-    specs = _specs(recipe)
-    program = jax.shard_map(evaluate, mesh=layout.mesh, in_specs=(specs,), out_specs=out, check_vma=False)
-    return jax.jit(program).lower(state).compile()
+    program = _sharded(layout, evaluate, (_specs(recipe),), out)
+    return jax.jit(program).lower(abstract_state(recipe, layout)).compile()
+
+
+def _sharded(layout: Layout, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
+    return jax.shard_map(function, mesh=layout.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def _init(recipe: Recipe, layout: Layout) -> Callable:
+    here = recipe.num_envs // layout.data_shards
+
+    def init(identity, knobs, env_params):
+        one = partial(one_update.init, recipe.agent, recipe.env, envs_here=here, axis=layout.axis())
+        return jax.vmap(one)(identity, knobs, env_params)
+
+    return _sharded(layout, init, PartitionSpec(AGENT), _specs(recipe))
+
+
+def _init_arguments(recipe: Recipe, layout: Layout) -> tuple[Identity, Tree, Tree]:
+    lanes = layout.lanes
+    return identities(0, lanes, 0, lanes), stacked(recipe.knobs, lanes), stacked(recipe.env_params, lanes)
 
 
 def _specs(recipe: Recipe) -> AgentState:

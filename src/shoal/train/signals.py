@@ -7,12 +7,17 @@ from collections.abc import Iterator
 
 
 class Stop:
-    """Set once something asks for an end; `reason` says what."""
+    """Unset until something asks for an end."""
 
-    reason: str = ""
+    reason: str = ""  # what asked, in words
+    complete: bool = False  # the end was part of the plan: evaluate and report, as after the full budget
 
-    def ask(self, reason: str) -> None:
-        self.reason = self.reason or reason
+    def ask(self, reason: str, complete: bool = False) -> None:
+        if not self.reason:
+            self.reason, self.complete = reason, complete
+
+    def __bool__(self) -> bool:
+        return bool(self.reason)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,101 @@
+"""What can be done with a run once it exists: evaluate it again, watch an agent play, export it."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from shoal.algos.update import AgentState
+from shoal.app import catalogue, policies, video
+from shoal.app.assembly import Assembled, Compiler, assemble, use_compile_cache
+from shoal.app.config import resolve, set_params
+from shoal.app.session import interval, restored, write_policy
+from shoal.errors import ShoalError
+from shoal.mesh.devices import open_devices
+from shoal.population.lanes import resize
+from shoal.rollout.device import spread
+from shoal.runs import checkpoints, folder, statistics
+from shoal.runs.folder import RunFolder
+from shoal.train import loop
+
+
+def evaluate(
+    path: str | Path,
+    episodes: int | None = None,
+    root: str | Path = "runs",
+    listen: loop.Listener = lambda event: None,
+) -> dict[str, Any]:
+    """Evaluate the newest checkpoint of a run again; nothing in the folder changes."""
+    made, run, _, columns = _evaluated(path, episodes, root, listen)
+    returns = columns["return_mean"]
+    return dict(
+        run=run.name,
+        env=made.settings.train.env,
+        algo=made.settings.train.algo,
+        agents=made.plan.agents,
+        episodes=int(columns["episodes"][0]),
+        env_steps_per_agent=int(columns["env_steps"][0]),
+        return_mean=float(returns.mean()),
+        return_iqm=statistics.iqm(returns),
+        return_ci=interval(returns),
+        return_greedy=float(columns["return_greedy"].mean()),
+        unfinished=int(columns["unfinished"].sum()),
+        returns=returns.tolist(),
+    )
+
+
+def _evaluated(
+    path: str | Path, episodes: int | None, root: str | Path, listen: loop.Listener
+) -> tuple[Assembled, RunFolder, AgentState, dict[str, Any]]:
+    """A run's newest state and the columns of an evaluation of it."""
+    run = folder.open_run(path, root)
+    changed = {} if episodes is None else {"eval_episodes": episodes}
+    made = assemble(resolve(changed, file=run.config))
+    if not checkpoints.steps(run.checkpoints):
+        raise ShoalError(f"{run.path} has no checkpoint yet", f"shoal resume {run.path}")
+    state, tally, _ = restored(made, run)
+    scores = jax.device_get(Compiler(listen).evaluation(made)(state))
+    return made, run, state, loop.evaluation_columns(made.plan, tally, scores)
+
+
+def play(
+    path: str | Path, agent: str | int = "best", root: str | Path = "runs", out: str | Path | None = None
+) -> Path:
+    """Film one episode of an agent (best, median, worst or an id); returns the file written."""
+    use_compile_cache()
+    open_devices()
+    run_policy = policies.load(path, agent, root)
+    contract = run_policy.contract
+    env = catalogue.load_env(contract["env"])._replace(time_limit=contract["time_limit"])
+    if env.render is None:
+        raise ShoalError(f"{env.name} cannot draw itself", "give its Env a render(state, params) function")
+    env_params = set_params(env.default_params(), contract["env_params"])
+    env_params = jax.tree.map(jnp.asarray, env_params)
+    (number,), (score,) = run_policy.agents, run_policy.returns
+    target = Path(out) if out else policies.folder_of(path, root).parent / f"play-{number}"
+    label = f"agent {number}, return {score:.4g}"
+    return video.film(target, run_policy.agent, env, run_policy.params, spread(env_params, 1), [label])
+
+
+def export(path: str | Path, out: str | Path, agents: str | int = "all", root: str | Path = "runs") -> Path:
+    """Write a run's policies (all of them, or best, median, worst, an id) to a new folder `out`.
+
+    A run that was stopped before its end is evaluated first.
+    """
+    out = Path(out)
+    if out.exists() and any(out.iterdir()):
+        raise ShoalError(f"{out} exists and is not empty", "choose another folder: nothing is overwritten")
+    try:
+        source = policies.folder_of(path, root)
+    except ShoalError:
+        made, _, state, columns = _evaluated(path, None, root, lambda event: None)
+        write_policy(made, out, resize(state, made.plan.agents), columns)
+        source = out
+    if agents == "all":
+        if source != out:
+            shutil.copytree(source, out, dirs_exist_ok=True)
+    else:
+        policies.write_subset(source, out, agents)
+    return out

@@ -1,0 +1,64 @@
+"""The Python API: the command line's verbs as functions of the same names and settings."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.app import catalogue, policies, session
+from shoal.app.board import board
+from shoal.app.config import OutputConfig, algo_defaults, resolve, split_algo
+from shoal.app.run import Run
+from shoal.errors import ShoalError
+from shoal.train.loop import Hook
+from shoal.types import Agent, Env, Space, Tree
+
+OUTPUT = tuple(OutputConfig.__dataclass_fields__)
+
+
+def train(
+    env: str = "cartpole",
+    *,
+    config: str | Path | None = None,
+    env_params: Mapping[str, Any] | None = None,
+    hook: Hook | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a population and return its run.
+
+    Settings are those of `shoal train --help`, by name with underscores: agents=16, steps=500_000, seed=0,
+    quiet=True, root="runs", … The algorithm's own come as a dict of its name, ppo={"lr": 1e-3}; the env's
+    as env_params={"gravity": 5.0}. `config` is a TOML file. `hook(progress, state)` is called after every
+    chunk and may return a changed state. ShoalError says what does not fit.
+    """
+    output = OutputConfig(**{name: settings.pop(name) for name in OUTPUT if name in settings})
+    if output.dry_run:
+        raise ShoalError("dry_run returns no run", "use shoal train --dry-run")
+    dotted = {name: settings.pop(name) for name in list(settings) if isinstance(settings[name], Mapping)}
+    if env_params:
+        dotted["env"] = env_params
+    resolved = resolve({"env": env, **settings}, dotted, config, "keyword")
+    with board(output.quiet) as listen:
+        run = session.train(resolved, output, listen, hook)
+    assert run is not None
+    return run
+
+
+def resume(run: str | Path, steps: int | None = None, *, hook: Hook | None = None, **output: Any) -> Run:
+    """Go on with a run from its newest checkpoint; `steps` per agent in total trains it longer."""
+    wanted = OutputConfig(**output)
+    with board(wanted.quiet) as listen:
+        return session.resume(run, steps, wanted, listen, hook)
+
+
+def make_env(spec: str) -> Env:
+    """An env by its short name or by `module:make`."""
+    return catalogue.load_env(spec)
+
+
+def make_agent(
+    algo: str, obs_space: Space, action_space: Space, net: str = "auto", **settings: Any
+) -> tuple[Agent, Tree, Any]:
+    """An algorithm as pure functions for one agent: (Agent, its Knobs, its Sizes)."""
+    module = catalogue.load_algo(algo)
+    knobs, sizes = split_algo(module, algo_defaults(module) | settings)
+    return policies.make_agent(algo, sizes, net, obs_space, action_space), knobs, sizes

@@ -1,0 +1,198 @@
+"""Trained policies on disk and back: `policy/` holds safetensors and a JSON contract, never a pickle.
+
+`policy.safetensors` has every array an agent acts with (weights, normaliser), led by the agents' axis and
+named by its path in the Policy tree; `contract.json` says what goes in and comes out and how to rebuild it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from shoal.app import catalogue
+from shoal.envs.spaces import describe, from_json, is_space, to_json
+from shoal.errors import ShoalError
+from shoal.nets import house_net
+from shoal.runs.folder import open_run
+from shoal.runs.manifest import read_json, write_json
+from shoal.types import Agent, Space, Tree
+
+FORMAT = 1
+WEIGHTS, CONTRACT = "policy.safetensors", "contract.json"
+
+
+def make_agent(algo: str, sizes: Any, net: str, obs_space: Space, action_space: Space) -> Agent:
+    """The Agent that a run's settings describe; `net` is a name of the house's or module:make."""
+    own = ":" in net
+    maker = catalogue.load_net(net) if own else house_net(net, sizes.hidden, sizes.activation)
+    return catalogue.load_algo(algo).make(obs_space, action_space, sizes, maker)
+
+
+def write_policy(folder: Path, agent: Agent, learners: Tree, contract: dict[str, Any]) -> None:
+    """Write the policies of a whole population; `learners` leaves are led by P.
+
+    `contract` brings algo, sizes, net, env, agents (ids), returns, obs_space and action_space.
+    """
+    policy = jax.device_get(jax.vmap(agent.policy)(learners))
+    arrays = {path: np.ascontiguousarray(leaf) for path, leaf in _named(policy)}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(arrays, folder / WEIGHTS)
+    spaces = {name: contract[name] for name in ("obs_space", "action_space")}
+    write_json(
+        folder / CONTRACT,
+        {"format": FORMAT, **contract}
+        | {name: to_json(space) for name, space in spaces.items()}
+        | {"arrays": _shapes(arrays)},
+    )
+
+
+class Policy:
+    """Trained agents that act: one, or a whole population served as one program."""
+
+    def __init__(self, agent: Agent, policy: Tree, contract: dict[str, Any], single: bool):
+        self.contract = contract
+        self.agents: tuple[int, ...] = tuple(contract["agents"])
+        self.returns: tuple[float, ...] = tuple(contract["returns"])
+        self.obs_space: Space = from_json(contract["obs_space"])
+        self.action_space: Space = from_json(contract["action_space"])
+        self.agent = agent
+        self.params = policy  # leaves are led by agents
+        self._single = single
+
+        def act(policy, obs, mask, key):
+            def one(policy, obs, mask, key):
+                rows = jax.tree.leaves(obs)[0].shape[0]
+                carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), agent.carry())
+                noise = None
+                if key is not None:
+                    draw = lambda k: jax.tree.map(lambda x: x[0], agent.noise(k, 1))
+                    noise = jax.vmap(draw)(jax.random.split(key, rows))
+                return agent.act(policy, carry, obs, mask, noise)[1]
+
+            return jax.vmap(one)(policy, obs, mask, key)
+
+        self._act = jax.jit(act)
+
+    def act(self, obs: Tree, mask: Tree = None, key: jax.Array | None = None) -> Tree:
+        """Actions for observations: the most likely ones, or drawn with `key` (jax.random.key).
+
+        One agent takes obs as the env gives it, or with a batch axis in front; a population takes
+        [P, B, …]. `mask` has the same leading axes. ShoalError where a shape does not fit the contract.
+        """
+        obs = jax.tree.map(jnp.asarray, obs)
+        lead = self._leading(obs)
+        if self._single:
+            add = (None,) if lead == 1 else (None, None)
+            obs, mask = (jax.tree.map(lambda x: jnp.asarray(x)[add], tree) for tree in (obs, mask))
+        keys = None if key is None else jax.random.split(key, len(self.agents))
+        action = self._act(self.params, obs, mask, keys)
+        return jax.tree.map(lambda x: x[(0,) * (2 - lead)], action) if self._single else action
+
+    def _leading(self, obs: Tree) -> int:
+        """How many axes lead the observation's own."""
+        spaces = jax.tree.leaves(self.obs_space, is_leaf=is_space)
+        leaves = jax.tree.leaves(obs)
+        allowed = (0, 1) if self._single else (2,)
+        if len(leaves) == len(spaces):
+            for lead in allowed:
+                fits = all(x.shape[lead:] == s.shape and x.ndim >= lead for x, s in zip(leaves, spaces))
+                if fits and (self._single or leaves[0].shape[0] == len(self.agents)):
+                    return lead
+        expected = "[…] or [B, …]" if self._single else f"[{len(self.agents)}, B, …]"
+        raise ShoalError(
+            f"obs has shape {[x.shape for x in leaves]}; this policy takes {expected} of "
+            f"{describe(self.obs_space)}",
+            "one agent: shoal.load(path); all of them: shoal.load(path, agents='all')",
+        )
+
+    def __repr__(self) -> str:
+        return f"Policy({self.contract['env']}, agents={list(self.agents)}, obs={describe(self.obs_space)})"
+
+
+def load(path: str | Path, agents: str | int = "best", root: str | Path = "runs") -> Policy:
+    """The policy of a run or of an exported folder.
+
+    `agents`: `best`, `median` or `worst` by evaluation return, an agent's id, or `all`.
+    """
+    folder = folder_of(path, root)
+    contract = read_json(folder / CONTRACT)
+    if contract.get("format") != FORMAT:
+        raise ShoalError(
+            f"{folder} is a policy of format {contract.get('format')}, this Shoal reads {FORMAT}",
+            "load it with the Shoal version named in its contract, and export it again",
+        )
+    spaces = from_json(contract["obs_space"]), from_json(contract["action_space"])
+    module = catalogue.load_algo(contract["algo"])
+    sizes = module.Sizes(**{name: _plain(value) for name, value in contract["sizes"].items()})
+    agent = make_agent(contract["algo"], sizes, contract["net"], *spaces)
+    chosen = choose_agents(contract["returns"], contract["agents"], agents)
+    arrays = load_file(folder / WEIGHTS)
+    like = jax.eval_shape(lambda: agent.policy(agent.init(jax.random.key(0), module.Knobs())))
+    leaves = []
+    for name, leaf in _named(like):
+        if name not in arrays or arrays[name].shape[1:] != leaf.shape:
+            found = arrays[name].shape[1:] if name in arrays else "nothing"
+            raise ShoalError(
+                f"{folder / WEIGHTS}: {name} should be {leaf.shape} per agent, but there is {found}",
+                "the network has changed since this policy was written; use the code it was written with",
+            )
+        leaves.append(jnp.asarray(arrays[name][chosen]))
+    policy = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    kept = {name: [contract[name][i] for i in chosen] for name in ("agents", "returns")}
+    return Policy(agent, policy, contract | kept, single=agents != "all")
+
+
+def choose_agents(returns: list[float], ids: list[int], which: str | int) -> list[int]:
+    """Places of the agents that `which` means: best, median, worst, all, or an id."""
+    if which == "all":
+        return list(range(len(ids)))
+    scores = np.asarray([np.nan if x is None else x for x in returns], float)
+    order = np.argsort(np.where(np.isnan(scores), -np.inf, scores), kind="stable")
+    places = {"best": order[-1], "median": order[len(order) // 2], "worst": order[0]}
+    if which in places:
+        return [int(places[which])]
+    try:
+        return [ids.index(int(which))]
+    except ValueError:
+        raise ShoalError(
+            f"there is no agent {which!r}", f"use best, median, worst, or an id from {ids[0]} to {ids[-1]}"
+        ) from None
+
+
+def write_subset(source: Path, out: Path, agents: str | int) -> None:
+    """Copy only some agents of a policy folder to the folder `out`."""
+    contract = read_json(source / CONTRACT)
+    chosen = choose_agents(contract["returns"], contract["agents"], agents)
+    arrays = {path: np.ascontiguousarray(x[chosen]) for path, x in load_file(source / WEIGHTS).items()}
+    kept = {name: [contract[name][i] for i in chosen] for name in ("agents", "returns")}
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(arrays, out / WEIGHTS)
+    write_json(out / CONTRACT, contract | kept | {"arrays": _shapes(arrays)})
+
+
+def folder_of(path: str | Path, root: str | Path = "runs") -> Path:
+    """Where the policy of a run, or of an exported folder, lies; ShoalError where there is none."""
+    for folder in (Path(path), Path(path) / "policy"):
+        if (folder / CONTRACT).is_file():
+            return folder
+    folder = open_run(path, root).policy
+    if not (folder / CONTRACT).is_file():
+        raise ShoalError(f"{path} has no policy yet", f"the run has not finished: shoal resume {path}")
+    return folder
+
+
+def _named(tree: Tree) -> list[tuple[str, Any]]:
+    """Leaves with their path as one string, such as params/actor/0/weight."""
+    rows = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in rows]
+
+
+def _shapes(arrays: dict[str, np.ndarray]) -> dict[str, list]:
+    return {path: [str(leaf.dtype), list(leaf.shape)] for path, leaf in arrays.items()}
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

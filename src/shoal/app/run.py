@@ -1,0 +1,49 @@
+"""A run as Python sees it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.app import policies
+from shoal.runs import folder, manifest
+from shoal.runs.metrics import read_rows
+
+
+class Run:
+    """A run on disk: its result, its rows, and its agents as policies."""
+
+    def __init__(self, path: str | Path, root: str | Path = "runs"):
+        self.folder = folder.open_run(path, root)
+        self.path = self.folder.path
+        self.manifest: dict[str, Any] = manifest.read_json(self.folder.manifest)
+        self.result: dict[str, Any] = self.manifest.get("result") or {}
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ran to its end and was evaluated; otherwise resume it."""
+        return bool(self.manifest.get("finished"))
+
+    @property
+    def returns(self) -> np.ndarray:
+        """Mean evaluation return of the sampled policy per agent, [P]; empty until the run has finished."""
+        return np.asarray(self.result.get("returns", []), float)
+
+    def metrics(self) -> dict[str, np.ndarray]:
+        """The columns of metrics.jsonl: a row per agent and chunk."""
+        return read_rows(self.folder.metrics)
+
+    def best(self) -> policies.Policy:
+        """The agent with the highest evaluation return."""
+        return self.policy("best")
+
+    def policy(self, agents: str | int = "all") -> policies.Policy:
+        """Some agent (best, median, worst, an id) or the whole population as one program."""
+        return policies.load(self.path, agents)
+
+    def __repr__(self) -> str:
+        if not self.finished:
+            return f"Run({self.path}, unfinished)"
+        return (
+            f"Run({self.path}, return {self.result['return_mean']:.4g} over {self.result['agents']} agents)"
+        )
