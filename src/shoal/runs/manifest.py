@@ -163,7 +163,7 @@ def _versions() -> dict[str, str]:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the working directory, and whether tracked files differ from it; None outside a repository."""
+    """Commit of the working directory and whether tracked files differ from it; None outside git."""
     command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         status = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout
