@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from shoal.envs.spaces import zeros
 from shoal.errors import ShoalError
 from shoal.nets import NetMaker
 from shoal.ops.advantages import discounted_sums, gae
@@ -130,7 +131,7 @@ def make(obs_space: Space, action_space: Space, sizes: Sizes, net: NetMaker) -> 
         actor_key, critic_key = jax.random.split(key)
         params = Params(actor.init(actor_key), critic.init(critic_key), dist.free)
         zero = jnp.zeros((), jnp.float32)
-        obs_moments = no_moments(_example(obs_space) if sizes.normalize_obs else ())
+        obs_moments = no_moments(zeros(obs_space) if sizes.normalize_obs else ())
         return Learner(knobs, params, ADAM.init(params), zero, obs_moments, no_moments(zero), Local(zero))
 
     def policy(learner: Learner) -> Policy:
@@ -155,11 +156,6 @@ def make(obs_space: Space, action_space: Space, sizes: Sizes, net: NetMaker) -> 
 
 
 ADAM = optax.scale_by_adam(eps=1e-5)
-
-
-def _example(space: Space) -> Tree:
-    is_space = lambda x: hasattr(x, "dtype")
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), space, is_leaf=is_space)
 
 
 def _seen(sizes: Sizes, moments: Moments, obs: Tree) -> Tree:
@@ -204,7 +200,7 @@ def _scaled_reward(sizes: Sizes, learner: Learner, batch: Batch, axis: Axis):
     return reward, Local(carried), moments
 
 
-def _values(critic: Net, params: Tree, obs: Tree, final_obs: Tree, terminated: Array, truncated: Array):
+def _values(critic: Net, params: Tree, obs: Tree, final_obs: Tree, truncated: Array):
     """V of every observation and of every true next observation, both [T, B].
 
     The next observation is the following row's, except where an episode was truncated and at the end of
