@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NewType
 
@@ -111,6 +111,23 @@ def resolve(
                 origins[name] = origin
     split_algo(module, values[group])  # validates
     return Settings(TrainConfig(**values["train"]), values[group], values["env"], origins)
+
+
+def reopen(path: Path, changes: Mapping[str, Any] | None = None) -> Settings:
+    """The settings a run recorded in its `config.toml`, origins and all, with `changes` to the flat ones."""
+    settings = resolve(changes or {}, file=path)
+    recorded = {}
+    table = ""
+    for line in path.read_text("utf-8").splitlines():
+        if match := re.fullmatch(r"\[(.+)\]", line):
+            table = match[1]
+        elif match := re.fullmatch(r"(\w+) = .*  # (.+)", line):
+            recorded[_dotted(table, match[1])] = match[2]
+    origins = {
+        name: recorded.get(name, origin) if origin.startswith("file ") else origin
+        for name, origin in settings.origins.items()
+    }
+    return replace(settings, origins=origins)
 
 
 def set_params(defaults: Any, overrides: Mapping[str, Any]) -> Any:
@@ -272,7 +289,7 @@ def flag(name: str) -> str:
 
 
 def comments(cls: Any) -> dict[str, str]:
-    """The trailing comment of every field of a class: what listings and help say about it."""
+    """The trailing comment of every field of a class, or parameter of a function: its help."""
     try:
         source = inspect.getsource(cls)
     except OSError:

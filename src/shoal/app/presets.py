@@ -1,4 +1,4 @@
-"""Settings that solve the built-in envs, and where each comes from. `shoal bench presets` re-measures them."""
+"""Settings that solve the built-in envs, and their sources. `shoal bench presets` re-measures them."""
 
 from dataclasses import dataclass, field
 from typing import Any

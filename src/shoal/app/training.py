@@ -1,0 +1,152 @@
+"""The verbs that compute: train, resume, eval, play, export, bench. What they do is in `session`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shoal.app import text
+from shoal.app.board import Board, board
+from shoal.app.config import OutputConfig
+from shoal.runs.folder import open_run
+
+
+def train(words: Sequence[str]) -> None:
+    """Train many agents on one env, in one program."""
+    from shoal.app.commandline import read_train
+
+    settings, output = read_train(words)
+    from shoal.app import session
+
+    _show_training(output, lambda listen: session.train(settings, output, listen))
+
+
+def resume(
+    run: str = "last",  # a name under --root, a path, or `last`
+    /,
+    steps: int | None = None,  # per agent, to train longer than was asked for
+    root: str = "runs",  # the folder of run folders
+    report: bool = True,  # write report.html and a video at the end
+    quiet: bool = False,  # show errors only
+    profile: bool = False,  # write a trace and a time split
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Continue a run where it stopped, or for longer."""
+    path = open_run(run, root).path
+    from shoal.app import session
+
+    output = OutputConfig(root=root, report=report, quiet=quiet, profile=profile, json=json)
+    _show_training(output, lambda listen: session.resume(path, steps, output, listen))
+
+
+def evaluate(
+    run: str = "last",  # a name under --root, a path, or `last`
+    /,
+    episodes: int | None = None,  # per agent; none = as in training
+    root: str = "runs",  # the folder of run folders
+    quiet: bool = False,  # show errors only
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Score a run's agents on fresh episodes; nothing in its folder changes."""
+    path = open_run(run, root).path
+    from shoal.app import afterwards
+
+    with board(quiet) as listen:
+        row = afterwards.evaluate(path, episodes, listen=listen)
+    print(text.json_line(row) if json else f"{row['run']}: {_returns(row)}")
+
+
+def play(
+    run: str = "last",  # a name under --root, a path, or `last`
+    /,
+    agent: str = "best",  # best, median, worst or an agent's number
+    root: str = "runs",  # the folder of run folders
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Make a video of an agent."""
+    path = open_run(run, root).path
+    from shoal.app import afterwards
+
+    made = afterwards.play(path, int(agent) if agent.isdecimal() else agent)
+    print(text.json_line({"video": made}) if json else made)
+
+
+def export(
+    run: str = "last",  # a name under --root, a path, or `last`
+    /,
+    out: str | None = None,  # the new folder; none = RUN-policy here
+    root: str = "runs",  # the folder of run folders
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Copy the trained policies for use elsewhere: safetensors and a JSON contract."""
+    folder = open_run(run, root)
+    from shoal.app import afterwards
+
+    made = afterwards.export(folder.path, Path(out or f"{folder.name}-policy"))
+    print(text.json_line({"policy": made}) if json else made)
+
+
+def bench_act(
+    run: str = "last",  # a name under --root, a path, or `last`
+    /,
+    root: str = "runs",  # the folder of run folders
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure how fast trained agents act: latency and actions per second, for 1 to 1,024 agents."""
+    path = open_run(run, root).path
+    from shoal.app import session
+
+    _show_rows(session.bench_act(path), json)
+
+
+def bench_presets(
+    env: str = "all",  # one env, or all that have a preset
+    /,
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure again what every preset scores, and how long it takes."""
+    from shoal.app import session
+
+    _show_rows(session.bench_presets(None if env == "all" else env), json)
+
+
+# --- What is printed --------------------------------------------------------------------------
+
+
+def _show_training(output: OutputConfig, run: Callable[[Board], Any]) -> None:
+    """Train under a board; then the result on stdout: a line or two for people, or one of JSON."""
+    with board(output.quiet) as listen:
+        done = run(listen)
+    if done is None:  # a dry run ends with its plan
+        return
+    result = done.result or {"run": done.path.name, "path": str(done.path), "stopped": True}
+    if output.json:
+        print(text.json_line(result))
+    elif done.result:
+        print(summary(result))
+    else:
+        print(f"stopped; go on with: shoal resume {done.path}")
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """A finished run in three lines."""
+    steps, rate = text.count(result["env_steps"], " "), text.count(result["env_steps_per_s"])
+    took, compiling = text.duration(result["wall_s"]), text.duration(result["compile_s"])
+    lines = [
+        f"{_returns(result)}; {result['alive']} of {result['agents']} agents alive",
+        f"{steps} env steps in {took} (compiling {compiling}; then {rate} steps/s)",
+        f"all of it is in {result['path']}",
+    ]
+    return "\n".join(lines)
+
+
+def _returns(row: Mapping[str, Any]) -> str:
+    ends = row.get("return_ci")
+    interval = f" (95 % {ends[0]:.1f} … {ends[1]:.1f})" if ends else ""
+    return (
+        f"return {text.score(row['return_mean'])}{interval}, IQM {text.score(row['return_iqm'])}, "
+        f"greedy {text.score(row['return_greedy'])}"
+    )
+
+
+def _show_rows(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
+    print(text.json_line(rows) if json else text.table(rows))
