@@ -105,12 +105,11 @@ class Board:
 
 def plan_lines(plan: events.Planned) -> list[str]:
     """What will run, before it does; one more line for each fact that must not go unsaid."""
-    lanes = f" (+ {plan.lanes - plan.agents} to fill the devices)" if plan.lanes > plan.agents else ""
     rounded = "" if plan.steps == plan.steps_asked else f" (asked: {plan.steps_asked:,})"
     memory = f", about {size(plan.bytes_predicted)}" if plan.bytes_predicted else ""
     devices = f"{plan.devices} {plan.device_kind} device{'s' * (plan.devices != 1)}"
     first = (
-        f"{plan.env} {plan.algo}: {plan.agents} agents{lanes} × {plan.envs} envs on {devices}; "
+        f"{plan.env} {plan.algo}: {plan.agents} agents × {plan.envs} envs on {devices}; "
         f"{plan.steps:,} steps each{rounded} in {plan.updates:,} updates{memory}"
     )
     return [first, *(f"note: {note}" for note in plan.notes)]

@@ -116,18 +116,23 @@ def resolve(
 def reopen(path: Path, changes: Mapping[str, Any] | None = None) -> Settings:
     """The settings a run recorded in its `config.toml`, origins and all, with `changes` to the flat ones."""
     settings = resolve(changes or {}, file=path)
-    recorded = {}
-    table = ""
-    for line in path.read_text("utf-8").splitlines():
-        if match := re.fullmatch(r"\[(.+)\]", line):
-            table = match[1]
-        elif match := re.fullmatch(r"(\w+) = .*  # (.+)", line):
-            recorded[_dotted(table, match[1])] = match[2]
+    _, recorded = read_recorded(path)
     origins = {
         name: recorded.get(name, origin) if origin.startswith("file ") else origin
         for name, origin in settings.origins.items()
     }
     return replace(settings, origins=origins)
+
+
+def read_recorded(path: Path) -> tuple[Tables, dict[str, str]]:
+    """The tables of a run's `config.toml`, and the origins it keeps as comments. Loads no algorithm."""
+    table, origins = "", {}
+    for line in path.read_text("utf-8").splitlines():
+        if match := re.fullmatch(r"\[(.+)\]", line):
+            table = match[1]
+        elif match := re.fullmatch(r"(\w+) = .*  # (.+)", line):
+            origins[_dotted(table, match[1])] = match[2]
+    return _read_file(path), origins
 
 
 def set_params(defaults: Any, overrides: Mapping[str, Any]) -> Any:

@@ -1,0 +1,270 @@
+"""The verbs about runs that exist, from their files alone: runs, runs rm, show, compare, report."""
+
+import operator
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.app import text
+from shoal.app.config import convert, nearest, read_recorded, show_value
+from shoal.errors import ShoalError
+from shoal.runs import folder, manifest, statistics
+from shoal.runs.folder import RunFolder
+
+TAIL_BYTES = 262_144  # of metrics.jsonl: enough for the last chunk of many agents
+TESTS = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "!=": operator.ne,
+    "=": operator.eq,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def runs(
+    where: str = "",  # only some, e.g. 'return>400 and algo=ppo'
+    root: str = "runs",  # the folder of run folders
+    json: bool = False,  # as JSON
+) -> None:
+    """List runs, newest first; --where takes any column of the table."""
+    rows = [row for row, _ in _rows(root, where)]
+    if json:
+        print(text.json_line(rows))
+    elif rows:
+        print(text.table([_shown(row) for row in rows]))
+    else:
+        print(f"no runs{' like that' if where else ''} in {root}", file=sys.stderr)
+
+
+def remove(
+    run: str | None = None,  # a name under --root, a path, or `last`
+    /,
+    where: str = "",  # instead of RUN: all that fit, e.g. 'return<100'
+    yes: bool = False,  # do not ask
+    root: str = "runs",  # the folder of run folders
+) -> None:
+    """Remove runs with everything in their folders, after asking."""
+    if (run is None) == (not where):
+        raise ShoalError("shoal runs rm needs RUN or --where, and not both", "shoal runs lists the runs")
+    found = [run for _, run in _rows(root, where)] if run is None else [folder.open_run(run, root)]
+    for one in found:
+        if folder.status(one) == "live":
+            raise ShoalError(f"{one.path} is training just now", "stop it first (Ctrl-C, or kill -TERM)")
+    sizes = [folder.size_bytes(one.path) for one in found]
+    for one, size in zip(found, sizes):
+        print(f"{one.path}  {text.size(size)}", file=sys.stderr)
+    if not found:
+        print("nothing to remove", file=sys.stderr)
+    elif yes or _confirmed(f"remove {len(found)} run(s), {text.size(sum(sizes))}?"):
+        for one in found:
+            shutil.rmtree(one.path)
+        print(f"removed {len(found)} run(s), {text.size(sum(sizes))}")
+
+
+def show(
+    run: str = "last",  # a name under --root, a path, or `last`
+    /,
+    root: str = "runs",  # the folder of run folders
+    json: bool = False,  # as JSON
+) -> None:
+    """Show a run's result, and each setting with its origin."""
+    found = folder.open_run(run, root)
+    facts = manifest.read_json(found.manifest)
+    tables, origins = read_recorded(found.config)
+    settings = {
+        key if table == "train" else f"{table}.{key}": value
+        for table, values in tables.items()
+        for key, value in values.items()
+    }
+    if json:
+        print(text.json_line({"manifest": facts, "settings": settings, "origins": origins}))
+        return
+    row = _row(found)
+    print(f"{found.path}: {row['status']}, {text.size(row['bytes'])}")
+    if result := facts.get("result"):
+        from shoal.app.training import summary
+
+        print(summary(result))
+    for name in (
+        "started",
+        "command",
+        "git",
+        "device_kind",
+        "devices",
+        "precision",
+        "fingerprint",
+        "packages",
+    ):
+        if facts.get(name):
+            print(f"{name}: {_flat(facts[name])}")
+    for note in facts.get("notes", ()):
+        print(f"note: {note}")
+    print()
+    rows = [dict(setting=k, value=show_value(v), origin=origins.get(k, "")) for k, v in settings.items()]
+    print(text.table(rows))
+
+
+def compare(
+    a: str,  # a run: a name under --root, a path, or `last`
+    b: str,  # another
+    /,
+    root: str = "runs",  # the folder of run folders
+    json: bool = False,  # as JSON
+) -> None:
+    """Compare the returns of two runs: IQM with its interval, and how likely A is better than B."""
+    found = [folder.open_run(spec, root) for spec in (a, b)]
+    envs = [_row(run)["env"] for run in found]
+    if envs[0] != envs[1]:
+        raise ShoalError(
+            f"{found[0].name} is {envs[0]}, {found[1].name} is {envs[1]}", "compare runs of one env"
+        )
+    x, y = (_returns(run) for run in found)
+    rows = [_compared(run, values) for run, values in zip(found, (x, y))]
+    better = interval = None
+    if min(len(x), len(y)) > 1:
+        better = statistics.probability_of_improvement(x, y)
+        interval = statistics.bootstrap_interval((x, y), statistics.probability_of_improvement)
+    if json:
+        facts = {"runs": rows, "probability_of_improvement": better, "probability_interval": interval}
+        print(text.json_line(facts))
+        return
+    words = dict(mean=text.score, iqm=text.score, interval=_interval)
+    print(
+        text.table([row | {name: show(row[name]) for name, show in words.items()} for row in rows]),
+        end="\n\n",
+    )
+    if interval is None:
+        print("one agent gives no interval and no probability: train with --agents 8 or more")
+    else:
+        low, high = interval
+        print(
+            f"an agent of {found[0].name} scores higher than one of {found[1].name} with probability "
+            f"{better:.2f} (95 % {low:.2f} … {high:.2f})"
+        )
+
+
+def report(
+    run: str = "last",  # a name under --root, a path, or `last`
+    /,
+    root: str = "runs",  # the folder of run folders
+) -> None:
+    """Write a run's report.html again."""
+    from shoal.runs.report import write_report
+
+    found = folder.open_run(run, root)
+    write_report(found)
+    print(found.report)
+
+
+# --- Rows -------------------------------------------------------------------------------------
+
+
+def _rows(root: str, where: str) -> list[tuple[dict[str, Any], RunFolder]]:
+    tests = list(_tests(where))
+    rows = [(_row(run), run) for run in folder.list_runs(root)]
+    return [(row, run) for row, run in rows if all(test(row) for test in tests)]
+
+
+def _row(run: RunFolder) -> dict[str, Any]:
+    """One run as the table has it; steps are per agent."""
+    facts = manifest.read_json(run.manifest)
+    result = facts.get("result") or {}
+    last = _last_chunk(run.metrics)
+    returns = np.array([row.get("return_mean") for row in last], float)
+    lately = float(np.nanmean(returns)) if np.isfinite(returns).any() else None
+    return dict(
+        name=run.name,
+        env=facts.get("env", "?"),
+        algo=facts.get("algo", "?"),
+        agents=facts.get("agents", 0),
+        status=folder.status(run),
+        steps=last[-1]["env_steps"] if last else 0,
+        **{"return": result.get("return_mean", lately)},
+        bytes=folder.size_bytes(run.path),
+        started=facts.get("started", ""),
+    )
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    changed = dict(steps=text.count(row["steps"]), bytes=text.size(row["bytes"]))
+    return {**row, **changed, "return": text.score(row["return"]), "started": row["started"][:16]}
+
+
+def _last_chunk(path: Path) -> list[dict[str, Any]]:
+    """The newest rows of metrics.jsonl: those with the last row's updates."""
+    import json
+
+    if not path.exists():
+        return []
+    with open(path, "rb") as file:
+        start = max(0, file.seek(0, 2) - TAIL_BYTES)
+        file.seek(start)
+        lines = file.read().split(b"\n")[1 if start else 0 : -1]
+    rows: list[dict[str, Any]] = []
+    for line in reversed(lines):
+        row = json.loads(line)
+        if rows and row["updates"] != rows[0]["updates"]:
+            break
+        rows.append(row)
+    return rows
+
+
+def _tests(where: str) -> Iterable[Any]:
+    """Each condition of `return>400 and algo=ppo` as a function of a row."""
+    known = ("name", "env", "algo", "agents", "status", "steps", "return", "bytes", "started")
+    for part in re.split(r"\s+and\s+", where.strip()) if where.strip() else ():
+        match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|!=|=|>|<)\s*(.+?)\s*", part)
+        if not match:
+            raise ShoalError(f"--where cannot read {part!r}", "write it like return>400 and algo=ppo")
+        name, sign, wanted = match.groups()
+        if name not in known:
+            raise ShoalError(
+                f"--where: runs have no {name}", f"{nearest(name, known)} {', '.join(known)}".strip()
+            )
+        yield lambda row, name=name, sign=sign, wanted=wanted: _holds(row[name], sign, wanted)
+
+
+def _holds(value: Any, sign: str, wanted: str) -> bool:
+    if value is None:
+        return False
+    return TESTS[sign](value, convert("--where", wanted, type(value)))
+
+
+def _compared(run: RunFolder, returns: np.ndarray) -> dict[str, Any]:
+    interval = statistics.bootstrap_interval(returns) if len(returns) > 1 else None
+    return dict(
+        run=run.name,
+        agents=len(returns),
+        mean=statistics.mean(returns),
+        iqm=statistics.iqm(returns),
+        interval=interval,
+    )
+
+
+def _returns(run: RunFolder) -> np.ndarray:
+    result = manifest.read_json(run.manifest).get("result")
+    if not result:
+        raise ShoalError(f"{run.path} has no result yet", f"shoal resume {run.path}")
+    return np.array(result["returns"], float)
+
+
+def _interval(ends: Any) -> str:
+    return "–" if ends is None else f"{ends[0]:.1f} … {ends[1]:.1f}"
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return str(value)
+
+
+def _confirmed(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ShoalError(f"{question} There is no terminal to ask on", "say so with --yes")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

@@ -1,0 +1,103 @@
+"""The verb `watch`: the board of a run that another process trains, drawn from its files alone."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal.app.board import board
+from shoal.app.config import group_of, read_recorded
+from shoal.runs import folder, manifest
+from shoal.runs.folder import RunFolder
+from shoal.runs.metrics import tail
+from shoal.train import events
+
+SECONDS_BETWEEN_LOOKS = 0.5
+
+
+def watch(
+    run: str = "last",  # a name under --root, a path, or `last`
+    /,
+    root: str = "runs",  # the folder of run folders
+) -> None:
+    """Watch a live run from another terminal; ends when it does."""
+    found = folder.open_run(run, root)
+    with board() as show:
+        for event in replay(found):
+            show(event)
+    print(f"{found.path}: {folder.status(found)}")
+
+
+def replay(run: RunFolder) -> Iterator[events.Event]:
+    """What a run's training says, read from its files as they grow, until nobody trains it any more."""
+    facts = manifest.read_json(run.manifest)
+    planned = False
+    chunks, evaluations = _Chunks(run.metrics, facts["agents"]), _Chunks(run.eval, facts["agents"])
+    while True:
+        live = folder.status(run) == "live"  # asked first: what is written before the end is still read
+        for rows in chunks.new():
+            progress = _progress(rows, facts["steps"])
+            if not planned:
+                yield _planned(run, facts, progress.total_updates)
+                planned = True
+            yield progress
+        yield from (_evaluated(rows) for rows in evaluations.new())
+        if not live:
+            return
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+class _Chunks:
+    """The rows of a growing file, a whole population at a time."""
+
+    def __init__(self, path: Any, agents: int):
+        self.path, self.agents, self.offset = path, agents, 0
+        self.rest: list[dict[str, Any]] = []
+
+    def new(self) -> list[list[dict[str, Any]]]:
+        rows, offset = tail(self.path, self.offset)
+        self.rest = self.rest + rows if offset >= self.offset else rows  # the file was cut: a resume
+        self.offset = offset
+        whole = len(self.rest) - len(self.rest) % self.agents
+        chunks = [self.rest[i : i + self.agents] for i in range(0, whole, self.agents)]
+        self.rest = self.rest[whole:]
+        return chunks
+
+
+def _planned(run: RunFolder, facts: Mapping[str, Any], updates: int) -> events.Planned:
+    algo = read_recorded(run.config)[0].get(group_of(facts["algo"]), {})
+    return events.Planned(
+        env=facts["env"],
+        algo=facts["algo"],
+        agents=facts["agents"],
+        lanes=facts["lanes"],
+        envs=algo.get("num_envs", 1),
+        devices=facts["devices"],
+        device_kind=facts["device"],
+        steps_asked=facts["steps_asked"],
+        steps=facts["steps"],
+        updates=updates,
+        bytes_predicted=0,
+        notes=tuple(facts["notes"]),
+    )
+
+
+def _progress(rows: Sequence[Mapping[str, Any]], steps: int) -> events.Progress:
+    last = rows[0]
+    total = round(last["updates"] * steps / last["env_steps"])
+    return events.Progress(
+        updates=last["updates"],
+        total_updates=total,
+        env_steps=last["env_steps"],
+        env_steps_per_s=last["env_steps_per_s"] or 0.0,
+        wall_s=last["wall_s"],
+        eta_s=(total - last["updates"]) * last["wall_s"] / last["updates"],
+        returns=np.array([row["return_mean"] for row in rows], float),
+        active=np.array([row["alive"] for row in rows], bool),
+    )
+
+
+def _evaluated(rows: Sequence[Mapping[str, Any]]) -> events.Evaluated:
+    returns = np.array([row["return_mean"] for row in rows], float)
+    return events.Evaluated(rows[0]["updates"], rows[0]["env_steps"], returns)
