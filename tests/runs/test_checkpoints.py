@@ -231,7 +231,7 @@ def test_any_damaged_file_of_the_newest_falls_back_to_the_one_before(how, tmp_pa
         assert meta == {"step": 1}, file
         assert_same(restored, state)
         assert "is damaged" in caplog.text
-        with pytest.raises(ShoalError, match="Checkpoint 2 .* is damaged"):
+        with pytest.raises(ShoalError, match=r"Checkpoint 2 .* is damaged"):
             checkpoints.restore(folder, like(state), step=2)
 
 

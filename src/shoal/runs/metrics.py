@@ -3,6 +3,7 @@
 Every row has `env_steps, updates, wall_s, agent`; whatever else it has is drawn and summarised by name.
 """
 
+import contextlib
 import json
 import logging
 import re
@@ -58,7 +59,8 @@ class RowWriter:
                 raise OSError("the disk is full")
             self._end += len(data)
         except OSError as error:
-            self._file.truncate(self._end)  # no half row for the next one to be glued to
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._end)  # no half row for the next one to be glued to
             if not self._warned:
                 _log.warning("Metrics are being lost, training goes on: %s: %s", self._path, error)
             self._warned = True
