@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from shoal.errors import ShoalError
-from shoal.runs.manifest import read_json, to_json, write_atomic
+from shoal.runs.manifest import read_json, write_atomic
 
 Tree = Any  # a pytree of jax arrays; None and empty nodes are structure
 
@@ -162,7 +162,8 @@ def _write(folder: Path, step: int, copied: _Copy, meta: dict[str, Any]) -> None
     if copied.arrays:
         with _orbax() as ocp:
             ocp.PyTreeCheckpointer().save((temporary / "arrays").absolute(), copied.arrays)
-    write_atomic(temporary / "state.json", to_json({"leaves": copied.leaves, "meta": meta}, indent=1))
+    record = {"leaves": copied.leaves, "meta": meta}  # not strict JSON: an infinity comes back as one
+    write_atomic(temporary / "state.json", json.dumps(record, indent=1, default=np.generic.item))
     write_atomic(temporary / "seal.json", json.dumps(_seal(temporary)))
     _sync(temporary)
     if place.exists():  # `steps` and `restore` know the second name, so the old one is never out of reach
