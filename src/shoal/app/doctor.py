@@ -1,5 +1,6 @@
 """The verb `doctor`: is this machine ready? Every problem comes with the line that fixes it."""
 
+import contextlib
 import json as jsons
 import os
 import platform
@@ -51,8 +52,8 @@ def checks(root: Path) -> Iterator[Row]:
     yield check_versions(_version("jax"), _version("jaxlib"), _plugins())
     try:
         from shoal.mesh.devices import cores, nvidia_present
-    except Exception as error:
-        yield check_device(None, f"{type(error).__name__}: {error}", card=False)
+    except Exception as broken:
+        yield check_device(None, f"{type(broken).__name__}: {broken}", card=False)
         return
     card = nvidia_present()
     if card:
@@ -231,6 +232,8 @@ def _run(command: list[str], seconds: float = 20.0) -> tuple[str, str]:
         return process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=1.0)
         return "", f"no answer in {seconds:g} s"
 
 

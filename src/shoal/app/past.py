@@ -28,11 +28,11 @@ TESTS = {
 
 
 def runs(
-    where: str = "",  # only some, e.g. 'return>400 and algo=ppo'
+    where: str | None = None,  # only some, e.g. 'return>400 and algo=ppo'
     root: str = "runs",  # the folder of run folders
     json: bool = False,  # as JSON
 ) -> None:
-    """List runs, newest first; --where takes any column of the table."""
+    """List and filter runs, newest first; --where takes any column of the table."""
     rows = [row for row, _ in _rows(root, where)]
     if json:
         print(text.json_line(rows))
@@ -45,12 +45,12 @@ def runs(
 def remove(
     run: str | None = None,  # a name under --root, a path, or `last`
     /,
-    where: str = "",  # instead of RUN: all that fit, e.g. 'return<100'
+    where: str | None = None,  # instead of RUN: all that fit, e.g. 'return<100'
     yes: bool = False,  # do not ask
     root: str = "runs",  # the folder of run folders
 ) -> None:
     """Remove runs with everything in their folders, after asking."""
-    if (run is None) == (not where):
+    if (run is None) == (where is None):
         raise ShoalError("shoal runs rm needs RUN or --where, and not both", "shoal runs lists the runs")
     found = [run for _, run in _rows(root, where)] if run is None else [folder.open_run(run, root)]
     for one in found:
@@ -165,7 +165,7 @@ def report(
 # --- Rows -------------------------------------------------------------------------------------
 
 
-def _rows(root: str, where: str) -> list[tuple[dict[str, Any], RunFolder]]:
+def _rows(root: str, where: str | None) -> list[tuple[dict[str, Any], RunFolder]]:
     tests = list(_tests(where))
     rows = [(_row(run), run) for run in folder.list_runs(root)]
     return [(row, run) for row, run in rows if all(test(row) for test in tests)]
@@ -215,10 +215,10 @@ def _last_chunk(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _tests(where: str) -> Iterable[Any]:
+def _tests(where: str | None) -> Iterable[Any]:
     """Each condition of `return>400 and algo=ppo` as a function of a row."""
     known = ("name", "env", "algo", "agents", "status", "steps", "return", "bytes", "started")
-    for part in re.split(r"\s+and\s+", where.strip()) if where.strip() else ():
+    for part in re.split(r"\s+and\s+", where) if where else ():
         match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|!=|=|>|<)\s*(.+?)\s*", part)
         if not match:
             raise ShoalError(f"--where cannot read {part!r}", "write it like return>400 and algo=ppo")

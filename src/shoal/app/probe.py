@@ -17,6 +17,7 @@ def probe() -> dict[str, Any]:
     from shoal.app.assembly import MATMUL_PRECISION, use_compile_cache
 
     use_compile_cache()
+    settings: Any = jax.config
     devices = jax.devices()
     opened = time.perf_counter() - started
     kind = devices[0].platform
@@ -37,7 +38,7 @@ def probe() -> dict[str, Any]:
         opened_s=opened,
         matmul=matmul,
         memory=memory,
-        cache=jax.config.read("jax_compilation_cache_dir"),
+        cache=settings.jax_compilation_cache_dir,
         precision=MATMUL_PRECISION,
     )
 
