@@ -1,6 +1,7 @@
 """The Python API: the command line's verbs as functions of the same names and settings."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ OUTPUT = tuple(OutputConfig.__dataclass_fields__)
 
 
 def train(
-    env: str = "cartpole",
+    env: str | Callable[[], Env] = "cartpole",
     *,
     config: str | Path | None = None,
     env_params: Mapping[str, Any] | None = None,
@@ -25,6 +26,7 @@ def train(
 ) -> Run:
     """Train a population and return its run.
 
+    `env` is a short name, `module:make`, or the function that makes it (so is net=, for a network).
     Settings are those of `shoal train --help`, by name with underscores: agents=16, steps=500_000, seed=0,
     quiet=True, root="runs", … The algorithm's own come as a dict of its name, ppo={"lr": 1e-3}; the env's
     as env_params={"gravity": 5.0}. `config` is a TOML file. `hook(progress, state)` is called after every
@@ -36,11 +38,22 @@ def train(
     dotted = {name: settings.pop(name) for name in list(settings) if isinstance(settings[name], Mapping)}
     if env_params:
         dotted["env"] = env_params
-    resolved = resolve({"env": env, **settings}, dotted, config, "keyword")
+    named = {name: _spec(value) for name, value in {"env": env, **settings}.items()}
+    resolved = resolve(named, dotted, config, "keyword")
     with board(output.quiet) as listen:
         run = session.train(resolved, output, listen, hook)
     assert run is not None
     return run
+
+
+def _spec(value: Any) -> Any:
+    """A function by its import path, so that the run can be resumed from its folder; else the value."""
+    if not callable(value):
+        return value
+    module = value.__module__
+    if module == "__main__" and (file := getattr(sys.modules[module], "__file__", None)):
+        module = Path(file).stem  # of a script; a notebook's functions are found in __main__ while it lives
+    return f"{module}:{value.__qualname__}"
 
 
 def resume(run: str | Path, steps: int | None = None, *, hook: Hook | None = None, **output: Any) -> Run:
