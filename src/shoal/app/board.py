@@ -85,7 +85,7 @@ class Board:
         """For rich."""
         from rich.text import Text
 
-        return Text("\n".join(self.lines()), no_wrap=True, overflow="ellipsis")
+        return Text("\n".join(self.lines()))
 
     def _print(self, event: events.Event) -> None:
         if isinstance(event, events.Planned):

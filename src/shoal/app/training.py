@@ -1,4 +1,4 @@
-"""The verbs that compute: train, resume, eval, play, export, bench. What they do is in `session`."""
+"""The verbs that compute: train, resume, eval, play, export, bench. What they do is in other modules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -93,9 +93,9 @@ def bench_act(
 ) -> None:
     """Measure how fast trained agents act: latency and actions per second, for 1 to 1,024 agents."""
     path = open_run(run, root).path
-    from shoal.app import session
+    from shoal.app import bench
 
-    _show_rows(session.bench_act(path), json)
+    _show_rows(bench.act(path), json)
 
 
 def bench_presets(
@@ -104,9 +104,9 @@ def bench_presets(
     json: bool = False,  # end stdout with one line of JSON
 ) -> None:
     """Measure again what every preset scores, and how long it takes."""
-    from shoal.app import session
+    from shoal.app import bench
 
-    _show_rows(session.bench_presets(None if env == "all" else env), json)
+    _show_rows(bench.presets(None if env == "all" else env), json)
 
 
 # --- What is printed --------------------------------------------------------------------------
