@@ -14,7 +14,7 @@ LEVELS = (  # each room may import from the levels below its own, and from itsel
     {"rollout", "nets", "planning"},
     {"algos"},
     {"population", "islands", "jobs", "lm"},
-    {"train"},
+    {"training"},
     {"app"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

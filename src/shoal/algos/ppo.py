@@ -289,7 +289,7 @@ def _loss(actor, critic, dist, sizes: Sizes, knobs: Knobs, params: Params, mini:
 
 
 def _apply(sizes: Sizes, learner: Learner, gradient: Params) -> Learner:
-    norm = optax.global_norm(gradient)
+    norm = optax.tree.norm(gradient)
     scale = jnp.minimum(1.0, learner.knobs.max_grad_norm / (norm + 1e-6))
     gradient = jax.tree.map(lambda g: scale * g, gradient)
     steps, adam = ADAM.update(gradient, learner.adam)

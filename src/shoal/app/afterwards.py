@@ -18,7 +18,7 @@ from shoal.population.lanes import resize
 from shoal.rollout.device import spread
 from shoal.runs import checkpoints, folder, statistics
 from shoal.runs.folder import RunFolder
-from shoal.train import loop
+from shoal.training import loop
 
 
 def evaluate(

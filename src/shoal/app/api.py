@@ -10,7 +10,7 @@ from shoal.app.board import board
 from shoal.app.config import OutputConfig, algo_defaults, resolve, split_algo
 from shoal.app.run import Run
 from shoal.errors import ShoalError
-from shoal.train.loop import Hook
+from shoal.training.loop import Hook
 from shoal.types import Agent, Env, Space, Tree
 
 OUTPUT = tuple(OutputConfig.__dataclass_fields__)

@@ -16,7 +16,7 @@ from shoal.app.config import Settings, set_params, split_algo
 from shoal.mesh.devices import Devices, open_devices
 from shoal.mesh.layout import Layout, lay_out
 from shoal.runs import manifest
-from shoal.train import events, loop, program
+from shoal.training import events, loop, program
 from shoal.types import Agent, Env, Tree
 
 LONGEST_EPISODE = 10_000  # steps of an evaluation episode in an env without a time limit

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from shoal.app.text import count, duration, score, size, sparkline
-from shoal.train import events
+from shoal.training import events
 
 REDRAWS_PER_S = 4
 SECONDS_BETWEEN_LINES = 5.0

@@ -21,7 +21,7 @@ from shoal.population.lanes import identities, resize, stacked
 from shoal.runs import checkpoints, folder, manifest, statistics
 from shoal.runs.folder import RunFolder
 from shoal.runs.metrics import RowWriter, truncate_after
-from shoal.train import events, loop, program
+from shoal.training import events, loop, program
 
 _log = logging.getLogger("shoal")
 

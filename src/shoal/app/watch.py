@@ -11,7 +11,7 @@ from shoal.app.config import group_of, read_recorded
 from shoal.runs import folder, manifest
 from shoal.runs.folder import RunFolder
 from shoal.runs.metrics import tail
-from shoal.train import events
+from shoal.training import events
 
 SECONDS_BETWEEN_LOOKS = 0.5
 

@@ -18,11 +18,16 @@ def is_space(x: Any) -> bool:
     return isinstance(x, Box | Discrete | MultiDiscrete)
 
 
-def sample(key: Key, space: Space) -> Tree:
-    """A random element. Uniform where bounded; normal or exponential tails where a float has no bound."""
+def sample(key: Key, space: Space, mask: Tree = None) -> Tree:
+    """A random element: uniform where bounded, normal (or half-normal) where a float has no bound.
+
+    `mask` is what an env's `action_mask` returned for this space, see `mask_space`.
+    """
     leaves, tree = jax.tree.flatten(space, is_leaf=is_space)
-    keys = jax.random.split(key, max(len(leaves), 1))
-    return jax.tree.unflatten(tree, [_sample(k, leaf) for k, leaf in zip(keys, leaves)])
+    keys = jax.tree.unflatten(tree, list(jax.random.split(key, max(len(leaves), 1)))[: len(leaves)])
+    if mask is None:
+        return jax.tree.map(_sample, keys, space, is_leaf=is_space)
+    return jax.tree.map(_sample_masked, keys, space, mask, is_leaf=is_space)
 
 
 def zeros(space: Space) -> Tree:
@@ -37,6 +42,17 @@ def contains(space: Space, x: Tree) -> Array:
         return jnp.bool_(False)
     inside = jax.tree.map(_contains, space, x, is_leaf=is_space)
     return jax.tree.reduce(jnp.logical_and, inside, jnp.bool_(True))
+
+
+def mask_space(space: Space) -> Space:
+    """The space of action masks: bool [n] for Discrete, [n0 + n1 + …] for MultiDiscrete."""
+    sizes = jax.tree.map(lambda leaf: sum(_choices(leaf)), space, is_leaf=is_space)
+    return jax.tree.map(lambda n: Box(False, True, (n,), bool), sizes)
+
+
+def mask_rows(leaf: Space, mask: Array) -> list[Array]:
+    """The mask of each entry of one leaf's action: one bool [n] for Discrete, several for MultiDiscrete."""
+    return jnp.split(mask, np.cumsum(_choices(leaf))[:-1])
 
 
 def bounds(leaf: Space) -> tuple[np.ndarray, np.ndarray]:
@@ -107,8 +123,8 @@ def _sample(key: Key, leaf: Space) -> Array:
         return jax.random.bernoulli(key, 0.5, leaf.shape) & high | low
     if np.issubdtype(leaf.dtype, np.integer):
         # int64 on the host: the exclusive bound of a full-range type does not fit in the type
-        above = np.minimum(high.astype(np.int64) + 1, np.iinfo(np.int32).max).astype(np.int32)
-        return jax.random.randint(key, leaf.shape, low.astype(np.int32), above).astype(leaf.dtype)
+        stop = np.minimum(high.astype(np.int64) + 1, np.iinfo(np.int32).max).astype(np.int32)
+        return jax.random.randint(key, leaf.shape, low.astype(np.int32), stop).astype(leaf.dtype)
     uniform_key, tail_key = jax.random.split(key)
     limit = jnp.finfo(leaf.dtype).max / 4  # the largest float is another way to write "no bound"
     below, above = low > -limit, high < limit
@@ -117,6 +133,19 @@ def _sample(key: Key, leaf: Space) -> Array:
     tail = jax.random.normal(tail_key, leaf.shape, leaf.dtype)
     half = jnp.where(below, low + jnp.abs(tail), jnp.where(above, high - jnp.abs(tail), tail))
     return jnp.where(below & above, uniform, half)
+
+
+def _sample_masked(key: Key, leaf: Space, mask: Array) -> Array:
+    rows = mask_rows(leaf, mask)
+    keys = jax.random.split(key, len(rows))
+    picks = [jax.random.categorical(k, jnp.where(row, 0.0, -jnp.inf)) for k, row in zip(keys, rows)]
+    return jnp.stack(picks).reshape(leaf.shape).astype(leaf.dtype)
+
+
+def _choices(leaf: Space) -> tuple[int, ...]:
+    if isinstance(leaf, Box):
+        raise TypeError("a Box cannot be masked; only Discrete and MultiDiscrete actions can")
+    return leaf.nvec if isinstance(leaf, MultiDiscrete) else (leaf.n,)
 
 
 def _contains(leaf: Space, x: Any) -> Array:

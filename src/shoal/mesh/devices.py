@@ -19,10 +19,8 @@ class Devices(NamedTuple):
 
 def cores(cgroup: pathlib.Path = CGROUP) -> int:
     """CPU cores this process may use: its affinity mask, cut by a container's quota (cgroup v2, v1)."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)  # absent on macOS
+    count = len(affinity(0)) if affinity else os.cpu_count() or 1
     for quota, period in (_quota_v2(cgroup), _quota_v1(cgroup)):
         if quota > 0 and period > 0:
             count = min(count, max(1, quota // period))
@@ -72,7 +70,8 @@ def open_devices(kind: str = "auto", count: int = 0) -> Devices:
     found = devices[0].platform
     if found == "cpu" and kind == "auto" and nvidia_present():
         notes.append(
-            "An NVIDIA GPU is present but JAX cannot use it, so this runs on the CPU: pip install 'shoal[cuda12]'"
+            "there is an NVIDIA GPU, but JAX cannot use it, so this runs on the CPU: "
+            "pip install 'shoal[cuda12]'"
         )
     if count > len(devices):
         raise ShoalError(

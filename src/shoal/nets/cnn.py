@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from shoal.nets import HIDDEN_GAIN
 from shoal.nets.inputs import image, image_shape, vector, vector_size
 from shoal.nets.mlp import ACTIVATIONS, forward, stack
-from shoal.ops.init import orthogonal
+from shoal.ops.init import orthogonals
 from shoal.types import Array, Key, Net, Params, Space, Tree
 
 SMALL = ((16, 3, 1),)  # (channels, kernel, stride) of each layer
@@ -25,9 +25,11 @@ class ConvNet(NamedTuple):
     head: tuple[eqx.nn.Linear, ...]
 
 
-def _convolution(key: Key, inputs: int, outputs: int, kernel: int, stride: int) -> eqx.nn.Conv2d:
-    shape = jax.eval_shape(lambda key: eqx.nn.Conv2d(inputs, outputs, kernel, stride, key=key), key)
-    weight = orthogonal(key, (outputs, inputs, kernel, kernel), HIDDEN_GAIN)
+def _convolution(weight: Array, stride: int) -> eqx.nn.Conv2d:
+    outputs, inputs, kernel, _ = weight.shape
+    shape = jax.eval_shape(
+        lambda key: eqx.nn.Conv2d(inputs, outputs, kernel, stride, key=key), jax.random.key(0)
+    )
     return eqx.tree_at(lambda m: (m.weight, m.bias), shape, (weight, jnp.zeros((outputs, 1, 1), jnp.float32)))
 
 
@@ -63,8 +65,9 @@ def make(obs_space: Space, outputs: int, scale: float, hidden: tuple[int, ...], 
     def init(key: Key) -> Params:
         conv_key, head_key = jax.random.split(key)
         inputs = (channels, *(layer[0] for layer in plan[:-1]))
-        keys = jax.random.split(conv_key, len(plan))
-        convolutions = tuple(_convolution(k, c, *layer) for k, c, layer in zip(keys, inputs, plan))
+        shapes = [(outputs, c, kernel, kernel) for c, (outputs, kernel, _) in zip(inputs, plan)]
+        weights = orthogonals(conv_key, shapes, (HIDDEN_GAIN,) * len(plan))
+        convolutions = tuple(_convolution(weight, layer[2]) for weight, layer in zip(weights, plan))
         return ConvNet(convolutions, stack(head_key, features, hidden, outputs, scale))
 
     def apply(params: Params, obs: Tree) -> Array:

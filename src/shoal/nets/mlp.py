@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from shoal.nets import HIDDEN_GAIN
 from shoal.nets.inputs import vector, vector_size
-from shoal.ops.init import orthogonal
+from shoal.ops.init import orthogonals
 from shoal.types import Array, Key, Net, Params, Space, Tree
 
 ACTIVATIONS = {
@@ -23,21 +23,23 @@ ACTIVATIONS = {
 MANY_ROWS = 32
 
 
-def linear(key: Key, inputs: int, outputs: int, scale: float) -> eqx.nn.Linear:
-    """An Equinox layer with orthogonal weights and no bias at the start (Andrychowicz et al. 2021)."""
-    shape = jax.eval_shape(lambda key: eqx.nn.Linear(inputs, outputs, key=key), key)
-    weight = orthogonal(key, (outputs, inputs), scale)
+def linear(weight: Array) -> eqx.nn.Linear:
+    """An Equinox layer with this weight [outputs, inputs], and no bias at the start."""
+    outputs, inputs = weight.shape
+    shape = jax.eval_shape(lambda key: eqx.nn.Linear(inputs, outputs, key=key), jax.random.key(0))
     return eqx.tree_at(lambda m: (m.weight, m.bias), shape, (weight, jnp.zeros((outputs,), jnp.float32)))
 
 
 def stack(
     key: Key, inputs: int, hidden: tuple[int, ...], outputs: int, scale: float
 ) -> tuple[eqx.nn.Linear, ...]:
-    """Linear layers inputs → hidden … → outputs; the last one's weights are scaled by `scale`."""
+    """Linear layers inputs → hidden … → outputs with orthogonal weights (Andrychowicz et al. 2021).
+
+    The last one's weights are scaled by `scale`.
+    """
     sizes = (inputs, *hidden, outputs)
     gains = (HIDDEN_GAIN,) * len(hidden) + (scale,)
-    keys = jax.random.split(key, len(gains))
-    return tuple(linear(*row) for row in zip(keys, sizes[:-1], sizes[1:], gains))
+    return tuple(map(linear, orthogonals(key, list(zip(sizes[1:], sizes[:-1])), gains)))
 
 
 def forward(layers: tuple[eqx.nn.Linear, ...], x: Array, activation: str) -> Array:

@@ -83,8 +83,9 @@ def _gaussian(space: Box) -> Distribution:
     shape = space.shape
     low = np.broadcast_to(np.asarray(space.low, np.float32), shape)
     high = np.broadcast_to(np.asarray(space.high, np.float32), shape)
-    # Without bounds the range counts as -1 … 1: an action is its sample.
-    bounded = np.isfinite(low) & np.isfinite(high)
+    # Without bounds the range counts as -1 … 1: an action is its sample. The largest float is no bound.
+    limit = np.finfo(np.float32).max / 4
+    bounded = (low > -limit) & (high < limit)
     bottom, top = np.where(bounded, low, -1), np.where(bounded, high, 1)
     middle, half = ((top + bottom) / 2).astype(np.float32), ((top - bottom) / 2).astype(np.float32)
 

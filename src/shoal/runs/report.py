@@ -180,7 +180,10 @@ def _time_split(split: Mapping[str, float]) -> str:
 
 
 def _method(facts: Mapping, result: Mapping, evaluations: Mapping[str, np.ndarray]) -> str:
-    agents, steps = facts.get("agents", result.get("agents")), facts.get("steps")
+    agents, steps = (
+        facts.get("agents", result.get("agents")),
+        result.get("env_steps_per_agent", facts.get("steps")),
+    )
     if not agents:
         return ""
     text = f"{agents} {'agents' if agents != 1 else 'agent'} learned side by side in one compiled program"
@@ -218,6 +221,8 @@ def _machine(facts: Mapping) -> str:
         name: facts[name] for name in (*shown, "python", "platform", "cpus") if facts.get(name) is not None
     }
     table |= facts.get("packages") or {}
+    for number, again in enumerate(facts.get("resumed") or [], 1):
+        table[f"resumed ({number})"] = f"{again.get('started')}, after {again.get('updates')} updates"
     lines = (
         f"<tr><th>{_text(_words(name))}</th><td>{_text(_words(value))}</td></tr>"
         for name, value in table.items()
@@ -291,10 +296,8 @@ def _text(value: Any) -> str:
     return html.escape(str(value), quote=False)
 
 
-def _words(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    return str(value).replace("_", " ")
+def _listed(value: Any) -> str:
+    return ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
 
 
 def _section(title: str, body: str, caption: str = "") -> str:

@@ -14,8 +14,8 @@ import numpy as np
 
 from shoal.algos.update import AgentState
 from shoal.rollout.device import Scores
-from shoal.train import events
-from shoal.train.signals import Stop, stopping
+from shoal.training import events
+from shoal.training.signals import Stop, stopping
 
 LONGEST_CHUNK_S = 2.0  # a signal is answered, and a crash costs, at most about this long
 CHUNKS = 100  # rows per agent over a run, where chunks are short enough
