@@ -7,6 +7,7 @@ Verbs are imported when called, so that help and listings never wait for jax.
 import contextlib
 import importlib
 import logging
+import os
 import sys
 import tempfile
 import traceback
@@ -33,6 +34,7 @@ VERBS = {
     "env new": ("listing:new", "Write a small env of your own, and its test"),
     "doctor": ("doctor:doctor", "Check this machine, with the line that fixes each problem"),
     "bench act": ("training:bench_act", "Measure how fast trained agents act"),
+    "bench overhead": ("training:bench_overhead", "Measure what rows, progress and checkpoints cost"),
     "bench presets": ("training:bench_presets", "Measure again what every preset scores"),
 }
 
@@ -62,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `shoal runs | head`
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush into
         return 0
     except ShoalError as error:
         if trace:
