@@ -74,6 +74,7 @@ class Policy:
 
             return jax.vmap(one)(policy, obs, mask, key)
 
+        self.raw = act  # (params, obs [P, B, …], mask, keys [P] or None) -> actions; not yet compiled
         self._act = jax.jit(act)
 
     def act(self, obs: Tree, mask: Tree = None, key: jax.Array | None = None) -> Tree:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def train(
     with folder.lock(run):
         manifest.write_toml(run.config, *to_toml_tables(settings))
         manifest.write_json(run.manifest, facts(made))
-        state = _fresh(made, compiler)
+        state = fresh_state(made, compiler)()
         return _Training(made, compiler, run, output, began).run(chunk, state, loop.Tally(), listen, hook)
 
 
@@ -68,7 +68,7 @@ def resume(
         if checkpoints.steps(run.checkpoints):
             state, tally, notes = restored(made, run)
         else:
-            state, tally = _fresh(made, compiler), loop.Tally()
+            state, tally = fresh_state(made, compiler)(), loop.Tally()
             notes = ("no checkpoint was written yet: starting from the beginning",)
         listen(planned(made, size, notes))
         manifest.write_toml(run.config, *to_toml_tables(settings))
@@ -80,10 +80,11 @@ def resume(
         return _Training(made, compiler, run, output, began).run(chunk, state, tally, listen, hook)
 
 
-def _fresh(made: Assembled, compiler: Compiler) -> AgentState:
+def fresh_state(made: Assembled, compiler: Compiler) -> Callable[[], AgentState]:
+    """Compile what makes a population's first state."""
     lanes = made.layout.lanes
     init = compiler("start", lambda: program.compile_init(made.recipe, made.layout))
-    return init(
+    return lambda: init(
         identities(made.settings.train.seed, made.plan.agents, made.plan.updates, lanes),
         stacked(made.knobs, lanes),
         stacked(made.env_params, lanes),
@@ -117,7 +118,7 @@ def restored(made: Assembled, run: RunFolder) -> tuple[AgentState, loop.Tally, t
     return jax.device_put(resize(state, made.layout.lanes), shardings), tally, notes
 
 
-class _Store:
+class Store:
     """The loop's store: rows and checkpoints of one run folder."""
 
     def __init__(self, run: RunFolder, agents: int, keep: int):
@@ -158,7 +159,7 @@ class _Training:
 
     def run(self, chunk, state: AgentState, tally: loop.Tally, listen: loop.Listener, hook) -> Run:
         made, compile_s = self.made, self.compiler.seconds
-        store = _Store(self.folder, made.plan.agents, made.settings.train.keep)
+        store = Store(self.folder, made.plan.agents, made.settings.train.keep)
         with contextlib.closing(store), _logging_to(self.folder.log):
             with _traced(self.output.profile, self.folder, hook) as hook:
                 state, tally, stop = loop.train(

@@ -98,6 +98,16 @@ def bench_act(
     _show_rows(bench.act(path), json)
 
 
+def bench_overhead(
+    rounds: int = 12,  # pairs of one training with and one without
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure what rows, progress and checkpoints cost, against training without them."""
+    from shoal.app import bench
+
+    _show_rows(bench.overhead(rounds), json)
+
+
 def bench_presets(
     env: str = "all",  # one env, or all that have a preset
     /,
