@@ -5,7 +5,7 @@ import pytest
 
 from shoal.app import board as module
 from shoal.app.board import Board, board
-from shoal.train import events
+from shoal.training import events
 
 PLAN = events.Planned("cartpole", "ppo", 3, 4, 8, 2, "cpu", 1000, 1024, 8, 5_000_000, ("TF32 is off",))
 

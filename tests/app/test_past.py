@@ -8,7 +8,7 @@ from shoal.app.watch import replay
 from shoal.runs import folder
 from shoal.runs.manifest import write_json, write_toml
 from shoal.runs.metrics import RowWriter
-from shoal.train import events
+from shoal.training import events
 
 
 def make_run(root, name, returns, env="cartpole", finished=True, updates=(4, 8)):
