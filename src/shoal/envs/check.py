@@ -1,0 +1,535 @@
+"""Does an env keep the contract? `check_env` uses it in every way training will, and says what breaks.
+
+The checks come in two rounds: `FORM` looks at shapes and dtypes without running anything and stops at the
+first failure; `PLAY` judges one long random play. An exception in the env becomes a row that names its line.
+"""
+
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.envs import spaces
+from shoal.types import Array, Box, Discrete, Env, Key, Params, Space, Step, Tree
+
+LANES = 16  # envs that play at random; more play a constant extreme action each
+HOMES = 64  # resets that show what a start looks like
+EXTREMES = 64  # at most so many of those
+WEAK = " weakly typed"
+
+
+class Row(NamedTuple):
+    name: str
+    status: str  # "ok", "warn" or "fail"
+    message: str
+
+
+class Report(NamedTuple):
+    env: str
+    rows: tuple[Row, ...]
+
+    @property
+    def ok(self) -> bool:
+        """No row failed; warnings are allowed."""
+        return all(row.status != "fail" for row in self.rows)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{row.status:4}  {row.name:14}  {row.message}" for row in self.rows)
+
+
+def check_env(env: Env, *, seed: int = 0, steps: int = 1000) -> Report:
+    """Check any env against the contract in `shoal.types`; never raises on a broken env.
+
+    `steps` are played by each of at least 16 envs; a few seconds, most of them compiling.
+    """
+    case = Case(env, jax.random.key(seed), steps)  # the first checks fill it, outside of any trace
+    rows: list[Row] = []
+    for check in FORM:
+        rows += _run(check, case)
+        if any(row.status == "fail" for row in rows):
+            break
+    else:
+        for check in PLAY:
+            rows += _run(check, case)
+    named = rows[0].status == "ok"
+    return Report(env.name if named else type(env).__name__, tuple(rows))
+
+
+class Seen(NamedTuple):
+    """What one lane of the play noted, per step; `low` and `high` over all its steps."""
+
+    ended: Array  # bool [T]
+    inside: Array  # bool [T] the observation is in its space
+    finite: Array  # bool [T] no NaN anywhere, no infinity in observation and reward
+    finite_past: Array  # bool [T] the same of one step past an end
+    home: Array  # bool [T] state and observation look like a reset's
+    home_before: Array  # bool [T] … so did those before the step
+    choice: Array  # bool [T] the mask allowed something
+    low: Tree  # least observation
+    high: Tree  # greatest observation
+
+
+@dataclass(frozen=True)
+class Case:
+    """One env under examination and what several checks need of it."""
+
+    env: Env
+    key: Key
+    steps: int
+
+    @cached_property
+    def params(self) -> Params:
+        return self.env.default_params()
+
+    @cached_property
+    def obs_space(self) -> Space:
+        return self.env.obs_space(self.params)
+
+    @cached_property
+    def action_space(self) -> Space:
+        return self.env.action_space(self.params)
+
+    @cached_property
+    def reset_spec(self) -> tuple[Tree, Tree]:
+        return jax.eval_shape(self.env.reset, self.key, self.params)
+
+    @cached_property
+    def step_spec(self) -> Step:
+        action = jax.eval_shape(partial(spaces.sample, space=self.action_space), self.key)
+        return jax.eval_shape(self.env.step, self.key, self.reset_spec[0], action, self.params)
+
+    @cached_property
+    def extremes(self) -> Tree:
+        """[K, …] actions at the edges of the action space: every choice, every bound."""
+        edges = jax.tree.map(_edges, self.action_space, is_leaf=spaces.is_space)
+        count = max(len(edge) for edge in jax.tree.leaves(edges))
+        return jax.tree.map(lambda edge: jnp.asarray(edge[np.arange(count) % len(edge)]), edges)
+
+    @cached_property
+    def homes(self) -> tuple[Tree, Tree]:
+        """[HOMES, …] (state, obs) of resets."""
+        keys = jax.random.split(jax.random.fold_in(self.key, 1), HOMES)
+        return jax.jit(jax.vmap(self.env.reset, (0, None)))(keys, self.params)
+
+    @cached_property
+    def seen(self) -> Seen:
+        """[lanes, …] the play: LANES at random, then one lane per extreme action (-1 = random)."""
+        count = 0 if self.env.action_mask else len(jax.tree.leaves(self.extremes)[0])
+        extreme = np.concatenate([np.full(LANES, -1), np.arange(count)])
+        keys = jax.random.split(jax.random.fold_in(self.key, 2), len(extreme))
+        homes = jax.tree.map(lambda x: x[np.arange(len(extreme)) % HOMES], self.homes)
+        play = jax.jit(jax.vmap(partial(_play, self), (0, 0, 0, None)))
+        return jax.tree.map(np.asarray, play(keys, homes, extreme, _hull(self.homes)))
+
+    def start(self, key: Key) -> tuple[tuple[Tree, Tree], Step]:
+        """A reset and one random step."""
+        state, obs = self.env.reset(key, self.params)
+        mask = self.env.action_mask(state, self.params) if self.env.action_mask else None
+        action = spaces.sample(key, self.action_space, mask)
+        return (state, obs), self.env.step(key, state, action, self.params)
+
+    @cached_property
+    def started(self) -> Callable:
+        """`start`, compiled."""
+        return jax.jit(self.start)
+
+
+# --- The checks: each yields its problems as (status, message); none means ok, told by its docstring -----
+
+Problems = Iterator[tuple[str, str]]
+
+
+def check_attributes(case: Case) -> Problems:
+    """all parts are there"""
+    for name in ("default_params", "reset", "step", "obs_space", "action_space"):
+        if not callable(part := getattr(case.env, name, None)):
+            yield _fail(f"env.{name}", "a function", part, "see Env in shoal.types")
+    for name in ("action_mask", "render"):
+        part = getattr(case.env, name, "nothing")
+        if part is not None and not callable(part):
+            yield _fail(f"env.{name}", "a function or None", part, "set it to None if there is none")
+    if not isinstance(given := getattr(case.env, "name", None), str):
+        yield _fail("env.name", "a string", repr(given), "give the env a short name")
+    limit = getattr(case.env, "time_limit", None)
+    if not isinstance(limit, int) or limit < 0:
+        yield _fail("env.time_limit", "an int, 0 = no limit", repr(limit), "count in steps")
+
+
+def check_params(case: Case) -> Problems:
+    """params are float32 and int32 arrays"""
+    for path, leaf in jax.tree.leaves_with_path(case.params):
+        got = _spec(leaf)
+        if not got.startswith(("float32 [", "int32 [", "bool [")) or got.endswith(WEAK):
+            where = f"params{jax.tree_util.keystr(path)}"
+            yield _warn(where, "float32 or int32", got, "shoal.envs.params.as_arrays converts them")
+
+
+def check_spaces(case: Case) -> Problems:
+    """spaces are made of Box, Discrete and MultiDiscrete, none of them empty"""
+    for name in ("obs_space", "action_space"):
+        leaves = jax.tree.leaves(getattr(case, name), is_leaf=spaces.is_space)
+        if not leaves:
+            yield _fail(name, "at least one Box, Discrete or MultiDiscrete", "none", "return a space")
+        for leaf in leaves:
+            if not spaces.is_space(leaf):
+                yield _fail(
+                    name, "Box, Discrete or MultiDiscrete", repr(leaf), "import them from shoal.types"
+                )
+            elif leaf.dtype.itemsize == 8:
+                yield _fail(name, "at most 32 bits", leaf.dtype, "use float32 or int32")
+            elif np.any(np.greater(*spaces.bounds(leaf))):
+                yield _fail(name, "low <= high", spaces.describe(leaf), "swap or widen the bounds")
+
+
+def check_reset(case: Case) -> Problems:
+    """reset returns (state, obs), obs as in obs_space"""
+    if not isinstance(case.reset_spec, tuple) or len(case.reset_spec) != 2:
+        got = _tree_of(case.reset_spec)
+        yield _fail("reset(key, params)", "a tuple (state, obs)", got, "return these two")
+        return
+    fix = "change the observation or obs_space so that they agree"
+    yield from _compare("obs of reset", case.obs_space, case.reset_spec[1], fix)
+
+
+def check_step(case: Case) -> Problems:
+    """step returns a Step: obs as in obs_space, float32 reward, bool flags"""
+    step = case.step_spec
+    if missing := [name for name in Step._fields if not hasattr(step, name)]:
+        got = f"{type(step).__name__} without {', '.join(missing)}"
+        yield _fail("step(key, state, action, params)", "a Step", got, "return shoal.types.Step(…)")
+        return
+    fix = "change the observation or obs_space so that they agree"
+    yield from _compare("obs of step", case.obs_space, step.obs, fix)
+    number, flag = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.bool_)
+    yield from _compare("reward", number, step.reward, "write jnp.float32(…) or .astype(jnp.float32)")
+    for name in ("terminated", "truncated"):
+        yield from _compare(name, flag, getattr(step, name), "write jnp.bool_(…) or a comparison")
+    if not isinstance(step.info, dict):
+        yield _fail("info", "a dict of arrays", type(step.info).__name__, "return {} if there is nothing")
+
+
+def check_stable_state(case: Case) -> Problems:
+    """the state keeps its tree, shapes and dtypes"""
+    fix = "a loop on the device needs one type of state: make reset and step agree"
+    yield from _compare("state of step against that of reset", case.reset_spec[0], case.step_spec.state, fix)
+
+
+def check_mask_form(case: Case) -> Problems:
+    """action_mask is bool, one entry per choice"""
+    if case.env.action_mask is None:
+        yield "ok", "the env has none"
+    else:
+        mask = jax.eval_shape(case.env.action_mask, case.reset_spec[0], case.params)
+        fix = "one bool per choice, True = allowed; MultiDiscrete: one after the other"
+        yield from _compare("action_mask", spaces.mask_space(case.action_space), mask, fix)
+
+
+def check_determinism(case: Case) -> Problems:
+    """same key, same state, same action: same step"""
+    # Two traces: state hidden in Python would be frozen into one compiled program, and look pure.
+    first, second = case.started(case.key), jax.jit(lambda key: case.start(key))(case.key)
+    for name, a, b in zip(("reset", "step"), first, second):
+        if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(_numbers(a), _numbers(b))):
+            fix = "draw from `key` and keep what changes in `state`; no globals, `random` or `np.random`"
+            yield _fail(f"{name} called twice", "equal results", "different ones", fix)
+
+
+def check_resets_differ(case: Case) -> Problems:
+    """resets with different keys differ"""
+    if all((leaf == leaf[:1]).all() for leaf in _numbers(case.homes)):
+        fix = "fine if the task has one start; otherwise draw from `key`"
+        yield _warn(f"{HOMES} resets with as many keys", "different starts", "the same one", fix)
+
+
+def check_obs_range(case: Case) -> Problems:
+    """observations are within obs_space"""
+    if case.seen.inside.all():
+        return
+    leaves = jax.tree.leaves_with_path(case.obs_space, is_leaf=spaces.is_space)
+    lows, highs = jax.tree.leaves(case.seen.low), jax.tree.leaves(case.seen.high)
+    for (path, leaf), low, high in zip(leaves, lows, highs):
+        least, most = spaces.bounds(leaf)
+        bad = ~((low >= least) & (high <= most))  # NaN is bad, too
+        if bad.any():
+            lane, *entry = np.argwhere(bad)[0]
+            seen_low, seen_high, allowed_low, allowed_high = (
+                f"{float(x[tuple(entry)]):.6g}" for x in (low[lane], high[lane], least, most)
+            )
+            where = f"obs{jax.tree_util.keystr(path)}{[int(i) for i in entry]}"
+            fix = "widen obs_space, or clip the observation if it must not leave it"
+            yield _fail(where, f"{allowed_low} … {allowed_high}", f"{seen_low} … {seen_high}", fix)
+
+
+def check_finite(case: Case) -> Problems:
+    """numbers stay finite, also under extreme actions"""
+    if case.seen.finite.all():
+        return
+    lane, step = np.argwhere(~case.seen.finite)[0]
+    what = "random actions"
+    if lane >= LANES:
+        what = f"the constant action {jax.tree.map(lambda x: x[lane - LANES].tolist(), case.extremes)}"
+    fix = "look for a division by 0, the root or log of a negative number, a speed without limit"
+    yield _fail(f"step {step} with {what}", "finite state, obs and reward", "NaN or infinity", fix)
+
+
+def check_ends(case: Case) -> Problems:
+    """an episode's end shows the true final observation, not the next reset"""
+    ended = case.seen.ended
+    ends, home, before = ended.sum(), (ended & case.seen.home).sum(), (ended & case.seen.home_before).sum()
+    if not ends and case.env.time_limit:
+        yield "ok", f"none in {ended.size} steps of play; the time limit of {case.env.time_limit} will do it"
+    elif not ends:
+        fix = "set Env.time_limit if episodes cannot end by themselves"
+        yield _warn("episode ends", "some", f"none in {ended.size} steps of play", fix)
+    # Three ends or more, as one may come home by chance; a task that ends at its start was there before.
+    if ends >= 3 and home > 0.9 * ends and before < 0.5 * ends:
+        got = f"one like a reset's at {home} of {ends} ends (but at {before} just before)"
+        fix = "no auto-reset inside the env: return the state that ended the episode, rollouts reset"
+        yield _fail("state and obs at an end", "the last of the episode", got, fix)
+
+
+def check_past_the_end(case: Case) -> Problems:
+    """a step past an end gives finite numbers"""
+    if not case.seen.finite_past.all():
+        fix = "its result is thrown away, but NaN spreads through masks: keep the numbers finite"
+        yield _fail("a step past an end", "finite state, obs and reward", "NaN or infinity", fix)
+
+
+def check_mask_allows(case: Case) -> Problems:
+    """action_mask always allows something"""
+    if not case.seen.choice.all():
+        step = np.argwhere(~case.seen.choice)[0, 1]
+        fix = "allow a no-op, or terminate the episode"
+        yield _fail(f"action_mask before step {step}", "at least one True", "all False", fix)
+
+
+def check_vmap(case: Case) -> Problems:
+    """vmap equals a Python loop"""
+    keys = jax.random.split(case.key, 4)
+    looped = jax.tree.map(lambda *x: jnp.stack(x), *[case.started(key) for key in keys])
+    mapped = jax.jit(jax.vmap(case.start))(keys)
+    for a, b in zip(_numbers(looped), _numbers(mapped)):
+        if not np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True):
+            worst = np.abs(a.astype(float) - b.astype(float)).max()
+            fix = "each env must depend on its own arguments only"
+            yield _fail("4 envs under vmap", "the numbers of a Python loop", f"up to {worst:g} apart", fix)
+
+
+def check_render(case: Case) -> Problems:
+    """render gives a picture, uint8 [H, W, 3]"""
+    if case.env.render is None:
+        yield "ok", "the env has none"
+        return
+    state = jax.tree.map(lambda x: x[0], case.homes[0])
+    picture = jax.jit(case.env.render)(state, case.params)
+    if picture.dtype != jnp.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
+        yield _fail(
+            "render(state, params)", "uint8 [H, W, 3]", _spec(picture), "convert with .astype(jnp.uint8)"
+        )
+    elif (picture == picture[:1, :1]).all():
+        yield _warn("render(state, params)", "a picture", "one flat colour", "are values in 0 … 255?")
+
+
+def check_speed(case: Case) -> Problems:
+    """steps per second"""
+    envs, steps = 64, max(case.steps // 4, 1)
+
+    def body(state: Tree, key: Key) -> tuple[Tree, Array]:
+        action = spaces.sample(key, case.action_space)
+        step = case.env.step(key, state, action, case.params)
+        return step.state, step.reward
+
+    def run(key: Key) -> tuple[Tree, Array]:
+        state, _ = case.env.reset(key, case.params)
+        return jax.lax.scan(body, state, jax.random.split(key, steps))
+
+    keys = jax.random.split(case.key, envs)
+    program = jax.jit(jax.vmap(run)).lower(keys).compile()
+    start = time.perf_counter()
+    jax.block_until_ready(program(keys))
+    rate = envs * steps / (time.perf_counter() - start)
+    yield "ok", f"{rate:,.0f} steps/s: {envs} envs, random actions, no resets, {jax.devices()[0].platform}"
+
+
+FORM: tuple[Callable[[Case], Problems], ...] = (
+    check_attributes,
+    check_params,
+    check_spaces,
+    check_reset,
+    check_step,
+    check_stable_state,
+    check_mask_form,
+)
+PLAY: tuple[Callable[[Case], Problems], ...] = (
+    check_determinism,
+    check_resets_differ,
+    check_obs_range,
+    check_finite,
+    check_ends,
+    check_past_the_end,
+    check_mask_allows,
+    check_vmap,
+    check_render,
+    check_speed,
+)
+
+
+# --- The play ---------------------------------------------------------------------------------
+
+
+def _play(case: Case, key: Key, home: Tree, extreme: Array, hull: tuple[list, list]) -> Seen:
+    """`case.steps` steps of one lane from its `home` (state, obs) with random (-1) or one constant action.
+
+    `over` marks an ended episode: its one step past the end is judged apart, then the lane is back home
+    (a reset inside the loop would double the time to compile it).
+    """
+    env, params = case.env, case.params
+
+    def body(carry: tuple, key: Key) -> tuple[tuple, Seen]:
+        state, obs, over, low, high = carry
+        action_key, step_key = jax.random.split(key)
+        mask = env.action_mask(state, params) if env.action_mask else None
+        action = spaces.sample(action_key, case.action_space, mask)
+        if mask is None:
+            action = jax.tree.map(
+                lambda x, edge: jnp.where(extreme < 0, x, edge[extreme]), action, case.extremes
+            )
+        step = env.step(step_key, state, action, params)
+        finite = _finite(step)
+        ended = ~over & (step.terminated | step.truncated)
+        keep = partial(jnp.where, over)
+        low = jax.tree.map(keep, low, jax.tree.map(jnp.minimum, low, step.obs))
+        high = jax.tree.map(keep, high, jax.tree.map(jnp.maximum, high, step.obs))
+        notes = Seen(
+            ended=ended,
+            inside=over | spaces.contains(case.obs_space, step.obs),
+            finite=over | finite,
+            finite_past=~over | finite,
+            home=_within((step.state, step.obs), hull),
+            home_before=_within((state, obs), hull),
+            choice=jnp.bool_(True) if mask is None else over | _has_choice(case.action_space, mask),
+            low=(),
+            high=(),
+        )
+        state, obs = jax.tree.map(keep, home, (step.state, step.obs))
+        return (state, obs, ended, low, high), notes
+
+    state, obs = home
+    carry = (state, obs, jnp.bool_(False), obs, obs)
+    (*_, low, high), notes = jax.lax.scan(body, carry, jax.random.split(key, case.steps))
+    return notes._replace(low=low, high=high)
+
+
+def _edges(leaf: Space) -> np.ndarray:
+    """[K, …] every choice of a Discrete (if not too many), else the lowest and the highest value."""
+    low, high = spaces.bounds(leaf)
+    if isinstance(leaf, Discrete):
+        return np.unique(np.linspace(0, leaf.n - 1, EXTREMES).round().astype(np.int32))
+    if isinstance(leaf, Box) and np.issubdtype(leaf.dtype, np.floating):
+        low, high = np.maximum(low, -1e3), np.minimum(high, 1e3)  # where there is no bound
+    return np.stack([low, high]).astype(leaf.dtype)
+
+
+def _has_choice(space: Space, mask: Tree) -> Array:
+    """bool []: every entry of the action has an allowed value."""
+    rows = jax.tree.map(spaces.mask_rows, space, mask, is_leaf=spaces.is_space)
+    return jnp.stack([row.any() for row in jax.tree.leaves(rows)]).all()
+
+
+def _finite(step: Step) -> Array:
+    """bool []: no NaN, and no infinity but in the state, where a record may start at one."""
+    floats = [x for x in _numbers((step.obs, step.reward)) if jnp.issubdtype(x.dtype, jnp.floating)]
+    states = [x for x in _numbers(step.state) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.stack([jnp.isfinite(x).all() for x in floats] + [~jnp.isnan(x).any() for x in states]).all()
+
+
+def _hull(resets: Tree) -> tuple[list, list]:
+    """Least and greatest numbers of many resets, a tenth wider: what a reset looks like."""
+    low = [leaf.min(0).astype(jnp.float32) for leaf in _numbers(resets)]
+    high = [leaf.max(0).astype(jnp.float32) for leaf in _numbers(resets)]
+    return [a - 0.1 * (b - a) for a, b in zip(low, high)], [b + 0.1 * (b - a) for a, b in zip(low, high)]
+
+
+def _within(tree: Tree, hull: tuple[list, list]) -> Array:
+    return jnp.stack([((a <= x) & (x <= b)).all() for x, a, b in zip(_numbers(tree), *hull)]).all()
+
+
+def _numbers(tree: Tree) -> list[Array]:
+    """The leaves as numeric arrays: typed PRNG keys as their words."""
+    leaves = jax.tree.leaves(tree)
+    return [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
+
+
+# --- Messages ---------------------------------------------------------------------------------
+
+
+def _run(check: Callable[[Case], Problems], case: Case) -> list[Row]:
+    name = check.__name__.removeprefix("check_").replace("_", " ")
+    rows = []
+    try:
+        for status, message in check(case):
+            rows.append(Row(name, status, message))
+    except Exception as error:
+        rows.append(Row(name, "fail", _describe(error)))
+    return rows or [Row(name, "ok", str(check.__doc__))]
+
+
+def _fail(what: str, expected: object, got: object, fix: str) -> tuple[str, str]:
+    return "fail", f"{what}: expected {expected}, got {got}; {fix}"
+
+
+def _warn(what: str, expected: object, got: object, fix: str) -> tuple[str, str]:
+    return "warn", f"{what}: expected {expected}, got {got}; {fix}"
+
+
+def _compare(what: str, expected: Tree, got: Tree, fix: str) -> Problems:
+    """Problems where two trees of arrays (or spaces) differ in structure, shape or dtype."""
+    want, have = _leaves(expected), _leaves(got)
+    structure: Any = jax.tree.structure(expected, is_leaf=spaces.is_space)
+    if structure != jax.tree.structure(got):
+        yield _fail(what, f"the tree {_tree_of(expected)}", _tree_of(got), fix)
+        return
+    for path in want:
+        if have[path] == want[path]:
+            continue
+        if have[path].removesuffix(WEAK) == want[path].removesuffix(WEAK):  # runs, but compiles once more
+            fix = "a Python number sets no dtype: write jnp.float32(…) or .astype(…)"
+            yield _warn(what + path, want[path], have[path], fix)
+        else:
+            yield _fail(what + path, want[path], have[path], fix)
+
+
+def _leaves(tree: Tree) -> dict[str, str]:
+    leaves = jax.tree.leaves_with_path(tree, is_leaf=spaces.is_space)
+    return {jax.tree_util.keystr(path): _spec(leaf) for path, leaf in leaves}
+
+
+def _tree_of(tree: Tree) -> str:
+    kind = type(tree).__name__
+    return f"{kind} with {', '.join(f'{path} {spec}' for path, spec in _leaves(tree).items()) or 'nothing'}"
+
+
+def _spec(x: Any) -> str:
+    if not hasattr(x, "dtype"):
+        return f"a Python {type(x).__name__}"
+    return f"{x.dtype} {list(x.shape)}{WEAK if getattr(x, 'weak_type', False) else ''}"
+
+
+def _describe(error: Exception) -> str:
+    """What was raised and where in the user's own code, in one line."""
+    ours = (str(Path(jax.__file__).parent), str(Path(np.__file__).parent), str(Path(__file__).parent), "<")
+    frames = traceback.extract_tb(error.__traceback__)
+    theirs = [frame for frame in frames if not frame.filename.startswith(ours)] or frames
+    place = f"{theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line}"
+    hint = ""
+    if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
+        hint = "; under jit no value is known yet: jnp.where for if, jnp for np and math"
+    message = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__} at {place} – {message}{hint}"
