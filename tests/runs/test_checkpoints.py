@@ -165,10 +165,10 @@ CALLS = ("os.fsync", "os.replace", "os.rename", "os.mkdir", "os.unlink", "os.rmd
 @pytest.mark.parametrize("again", [False, True], ids=["new step", "same step again"])
 def test_a_save_killed_at_any_file_operation_leaves_a_usable_checkpoint(again, tmp_path, monkeypatch):
     """Every call that touches the disk is made to fail in turn, until a save gets through."""
+    checkpoints.save(tmp_path / "before", 1, {"w": jnp.full(2, 1.0)}, {})
     survived = 0
     for fatal in range(400):
-        folder = tmp_path / str(fatal)
-        checkpoints.save(folder, 1, {"w": jnp.full(2, 1.0)}, {})
+        folder = shutil.copytree(tmp_path / "before", tmp_path / str(fatal))
         count = iter(range(1000))
 
         def guarded(real, count=count, fatal=fatal):

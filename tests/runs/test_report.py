@@ -173,3 +173,21 @@ def test_a_long_curve_is_thinned_without_losing_its_course():
     assert thin_steps[-1] == steps[-1]
     expected = thin_steps[:, None] + 1000.0 * agents
     np.testing.assert_allclose(returns, expected, atol=len(steps) / report.POINTS + 1)
+
+
+def test_a_report_written_before_the_lock_is_freed_is_of_a_finished_run(tmp_path):
+    run = make(tmp_path)
+    with folder.lock(run):
+        assert "still training" not in Page(report.write_report(run)).text
+        manifest.write_json(run.manifest, {"finished": False})
+        assert "still training" in Page(report.write_report(run)).text
+
+
+def test_a_resumed_run_says_so_and_counts_all_its_steps(tmp_path):
+    run = make(tmp_path)
+    facts = manifest.read_json(run.manifest)
+    facts["result"]["env_steps_per_agent"] = 1_250_000
+    manifest.write_json(run.manifest, facts | {"resumed": [{"started": "2025-01-02", "updates": 79}]})
+    page = Page(report.write_report(run))
+    assert "2025-01-02, after 79 updates" in page.text
+    assert "for 1,250,000 env steps each" in page.text

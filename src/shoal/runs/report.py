@@ -65,17 +65,16 @@ def _header(folder: RunFolder, facts: Mapping, result: Mapping) -> str:
 
 def _notices(folder: RunFolder, facts: Mapping, rows: Mapping[str, np.ndarray]) -> str:
     notices = list(facts.get("notes") or [])
-    if (state := status(folder)) != "finished":
-        notices.append(
-            {"live": "This run is still training.", "stopped": "This run has not finished."}[state]
-        )
+    if not facts.get("finished"):
+        live = status(folder) == "live"
+        notices.append("This run is still training." if live else "This run has not finished.")
     if (reason := (facts.get("result") or {}).get("stopped_early")) is not None:
         notices.append(f"Stopped before its budget was spent: {reason}.")
     if "alive" in rows:
-        frozen = sorted({int(agent) for agent in rows["agent"][rows["alive"] == 0]})
-        if frozen:
+        frozen, agents = np.unique(rows["agent"][rows["alive"] == 0]), np.unique(rows["agent"])
+        if frozen.size:
             named = ", ".join(map(str, frozen[:20])) + (", …" if len(frozen) > 20 else "")
-            notices.append(f"Diverged and frozen, {len(frozen)} of {len(set(rows['agent']))}: agent {named}.")
+            notices.append(f"Diverged and frozen, {len(frozen)} of {len(agents)}: agent {named}.")
     return "".join(f'<p class="notice">{_text(notice)}</p>' for notice in notices)
 
 
@@ -224,7 +223,7 @@ def _machine(facts: Mapping) -> str:
     for number, again in enumerate(facts.get("resumed") or [], 1):
         table[f"resumed ({number})"] = f"{again.get('started')}, after {again.get('updates')} updates"
     lines = (
-        f"<tr><th>{_text(_words(name))}</th><td>{_text(_words(value))}</td></tr>"
+        f"<tr><th>{_text(name.replace('_', ' '))}</th><td>{_text(_listed(value))}</td></tr>"
         for name, value in table.items()
     )
     return _section("Device and versions", f"<table>{''.join(lines)}</table>") if table else ""
