@@ -1,4 +1,4 @@
-"""Every test runs strictly: two virtual CPU devices, no silent rank promotion, warnings are errors."""
+"""Every test has eight virtual CPU devices; warnings are errors (see pyproject.toml)."""
 
 import os
 
@@ -7,3 +7,4 @@ import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")
+jax.devices()  # start the backend now, so that no test can change it

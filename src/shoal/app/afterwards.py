@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from shoal.algos.update import AgentState
 from shoal.app import catalogue, policies, video
 from shoal.app.assembly import Assembled, Compiler, assemble, use_compile_cache
-from shoal.app.config import resolve, set_params
+from shoal.app.config import reopen, set_params
 from shoal.app.session import interval, restored, write_policy
 from shoal.errors import ShoalError
 from shoal.mesh.devices import open_devices
@@ -52,7 +52,7 @@ def _evaluated(
     """A run's newest state and the columns of an evaluation of it."""
     run = folder.open_run(path, root)
     changed = {} if episodes is None else {"eval_episodes": episodes}
-    made = assemble(resolve(changed, file=run.config))
+    made = assemble(reopen(run.config, changed))
     if not checkpoints.steps(run.checkpoints):
         raise ShoalError(f"{run.path} has no checkpoint yet", f"shoal resume {run.path}")
     state, tally, _ = restored(made, run)

@@ -56,11 +56,14 @@ def _spec(value: Any) -> Any:
     return f"{module}:{value.__qualname__}"
 
 
-def resume(run: str | Path, steps: int | None = None, *, hook: Hook | None = None, **output: Any) -> Run:
-    """Go on with a run from its newest checkpoint; `steps` per agent in total trains it longer."""
-    wanted = OutputConfig(**output)
-    with board(wanted.quiet) as listen:
-        return session.resume(run, steps, wanted, listen, hook)
+def resume(run: str | Path, *, hook: Hook | None = None, **changes: Any) -> Run:
+    """Go on with a run from its newest checkpoint; steps=N per agent in total trains it longer.
+
+    Takes steps, device and devices, and what says where a run is and how it shows (root, quiet, report, …).
+    """
+    output = OutputConfig(**{name: changes.pop(name) for name in OUTPUT if name in changes})
+    with board(output.quiet) as listen:
+        return session.resume(run, changes, output, listen, hook)
 
 
 def make_env(spec: str) -> Env:

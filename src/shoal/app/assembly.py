@@ -166,7 +166,8 @@ class Compiler:
 
 def use_compile_cache() -> None:
     """Keep compiled programs between processes; a user's own choice of folder stands."""
-    if jax.config.jax_compilation_cache_dir is None:
+    config: Any = jax.config
+    if config.jax_compilation_cache_dir is None:
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", str(Path(home) / "shoal" / "jax"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

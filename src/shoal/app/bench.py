@@ -49,7 +49,7 @@ def _act_row(trained: policies.Policy, agents: int) -> Row:
     together = policies.Policy(trained.agent, params, trained.contract | kept, single=False)
     obs = _zeros(trained.obs_space, (agents, 1))
     fused = _latencies(lambda: together.act(obs), CALLS)
-    alone = [jax.tree.map(lambda x: x[i : i + 1], params) for i in range(agents)]
+    alone = [jax.tree.map(lambda x, i=i: x[i : i + 1], params) for i in range(agents)]
     one = jax.jit(lambda params, obs: together.raw(params, obs, None, None))
     first = _zeros(trained.obs_space, (1, 1))
     looped = _latencies(lambda: [one(params, first) for params in alone], LOOPED_CALLS)
@@ -114,7 +114,8 @@ def overhead(rounds: int = 12, steps: int = 100_000) -> list[Row]:
             state = jax.block_until_ready(make())
             store = Store(run, made.plan.agents, keep=1) if on else _Nothing()
             started = time.perf_counter()
-            loop.train(made.plan, chunk, None, state, loop.Tally(), store, Board() if on else _ignore)
+            listen = Board() if on else _ignore
+            loop.train(made.plan, chunk, _never, state, loop.Tally(), store, listen)
             store.close()
             return time.perf_counter() - started
 
@@ -145,3 +146,7 @@ class _Nothing:
 
 
 def _ignore(event: Any) -> None: ...
+
+
+def _never(state: Any) -> Any:
+    raise AssertionError("this plan has no evaluations")

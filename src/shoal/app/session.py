@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from shoal.algos.update import AgentState
 from shoal.app import policies, video
 from shoal.app.assembly import Assembled, Compiler, assemble, facts, planned
-from shoal.app.config import OutputConfig, Settings, resolve, to_toml_tables
+from shoal.app.config import OutputConfig, Settings, reopen, to_toml_tables
 from shoal.app.run import Run
 from shoal.errors import ShoalError
 from shoal.population.lanes import identities, resize, stacked
@@ -49,18 +49,21 @@ def train(
 
 def resume(
     path: str | Path,
-    steps: int | None = None,
+    changes: Mapping[str, Any] | None = None,
     output: OutputConfig = OutputConfig(),  # noqa: B008
     listen: loop.Listener = lambda event: None,
     hook: loop.Hook | None = None,
 ) -> Run:
-    """Go on from a run's newest checkpoint, bit for bit, or to more `steps` per agent than it was given."""
+    """Go on from a run's newest checkpoint, bit for bit on the same devices.
+
+    `changes` to its settings: more `steps` per agent in total, another `device` or number of `devices`.
+    """
     began = time.perf_counter()
     run = folder.open_run(path, output.root)
-    settings = resolve({} if steps is None else {"steps": steps}, file=run.config)
+    settings = reopen(run.config, changes)
     with folder.lock(run):
         before = manifest.read_json(run.manifest)
-        if before.get("finished") and steps is None:
+        if before.get("finished") and "steps" not in (changes or {}):
             _log.warning("%s has finished already; --steps N trains it longer", run.path)
             return Run(run.path)
         made, compiler = assemble(settings), Compiler(listen)
@@ -72,8 +75,10 @@ def resume(
             notes = ("no checkpoint was written yet: starting from the beginning",)
         listen(planned(made, size, notes))
         manifest.write_toml(run.config, *to_toml_tables(settings))
-        again = [*before.get("resumed", []), {"updates": tally.updates, **facts(made)}]
-        manifest.write_json(run.manifest, before | {"finished": False, "resumed": again})
+        now = facts(made)
+        again = [*before.get("resumed", []), {"updates": tally.updates, **now}]
+        budget = {name: now[name] for name in ("finished", "steps", "steps_asked")}
+        manifest.write_json(run.manifest, before | budget | {"resumed": again})
         for rows in (run.metrics, run.eval):
             if rows.exists():
                 truncate_after(rows, tally.updates)

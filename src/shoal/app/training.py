@@ -23,7 +23,9 @@ def train(words: Sequence[str]) -> None:
 def resume(
     run: str = "last",  # a name under --root, a path, or `last`
     /,
-    steps: int | None = None,  # per agent, to train longer than was asked for
+    steps: int | None = None,  # per agent in total, to train longer than was asked for
+    device: str | None = None,  # auto, cpu, gpu or tpu; none = as before
+    devices: int | None = None,  # how many, 0 = all; none = as before
     root: str = "runs",  # the folder of run folders
     report: bool = True,  # write report.html and a video at the end
     quiet: bool = False,  # show errors only
@@ -34,8 +36,10 @@ def resume(
     path = open_run(run, root).path
     from shoal.app import session
 
+    given = {"steps": steps, "device": device, "devices": devices}
+    changes = {name: value for name, value in given.items() if value is not None}
     output = OutputConfig(root=root, report=report, quiet=quiet, profile=profile, json=json)
-    _show_training(output, lambda listen: session.resume(path, steps, output, listen))
+    _show_training(output, lambda listen: session.resume(path, changes, output, listen))
 
 
 def evaluate(

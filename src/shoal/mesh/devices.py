@@ -57,7 +57,7 @@ def open_devices(kind: str = "auto", count: int = 0) -> Devices:
     notes: list[str] = []
     if kind not in ("auto", "cpu", "gpu", "tpu"):
         raise ShoalError(f"no kind of device is called {kind!r}", "use auto, cpu, gpu or tpu")
-    wanted = count or cores()
+    wanted = max(count, cores())
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:

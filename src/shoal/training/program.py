@@ -116,9 +116,10 @@ def _init_arguments(recipe: Recipe, layout: Layout) -> tuple[Identity, Tree, Tre
     return identities(0, lanes, 0, lanes), stacked(recipe.knobs, lanes), stacked(recipe.env_params, lanes)
 
 
-def _specs(recipe: Recipe) -> AgentState:
+def _specs(recipe: Recipe) -> Any:
     """Where each part of the state lives: all of it by agent; what is kept per env, by data as well."""
-    per_agent, per_env = PartitionSpec(AGENT), PartitionSpec(AGENT, DATA)
+    per_agent: Any = PartitionSpec(AGENT)
+    per_env: Any = PartitionSpec(AGENT, DATA)
     learner = jax.eval_shape(recipe.agent.init, jax.random.key(0), recipe.knobs)
     fields = dict.fromkeys(learner._fields, per_agent) | {"local": per_env}
     return AgentState(per_agent, per_agent, type(learner)(**fields), per_env)
