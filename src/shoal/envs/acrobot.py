@@ -67,7 +67,7 @@ def step(key: Key, state: State, action: Array, params: Params) -> Step:
 
 def obs_space(params: Params) -> Box:
     """`[cos θ1, sin θ1, cos θ2, sin θ2, velocity 1, velocity 2]`."""
-    high = (1, 1, 1, 1, params.max_velocity_1, params.max_velocity_2)
+    high = (1, 1, 1, 1, float(params.max_velocity_1), float(params.max_velocity_2))
     return Box([-bound for bound in high], high, (6,))
 
 

@@ -65,7 +65,7 @@ def step(key: Key, state: State, action: Array, params: Params) -> Step:
 
 def obs_space(params: Params) -> Box:
     """`[x, x_dot, theta, theta_dot]`; twice the limits, so that the observation at an end fits in."""
-    high = (2 * params.x_limit, math.inf, 2 * params.angle_limit, math.inf)
+    high = (2 * float(params.x_limit), math.inf, 2 * float(params.angle_limit), math.inf)
     return Box([-bound for bound in high], high, (4,))
 
 

@@ -47,9 +47,8 @@ def step(key: Key, state: State, action: Array, params: Params) -> Step:
 
 def obs_space(params: Params) -> Box:
     """`[position, velocity]`."""
-    low = (params.min_position, -params.max_speed)
-    high = (params.max_position, params.max_speed)
-    return Box(low, high, (2,))
+    speed = float(params.max_speed)
+    return Box((float(params.min_position), -speed), (float(params.max_position), speed), (2,))
 
 
 def action_space(params: Params) -> Discrete:

@@ -52,12 +52,13 @@ def step(key: Key, state: State, action: Array, params: Params) -> Step:
 
 def obs_space(params: Params) -> Box:
     """`[cos θ, sin θ, angular velocity]`."""
-    high = (1, 1, params.max_speed)
+    high = (1, 1, float(params.max_speed))
     return Box([-bound for bound in high], high, (3,))
 
 
 def action_space(params: Params) -> Box:
-    return Box(-params.max_torque, params.max_torque, (1,))
+    torque = float(params.max_torque)
+    return Box(-torque, torque, (1,))
 
 
 def render(state: State, params: Params) -> Array:

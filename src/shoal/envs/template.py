@@ -3,6 +3,8 @@
 import keyword
 from pathlib import Path
 
+from shoal.errors import ShoalError
+
 ENV = '''"""Walk a point to the origin. Change Params, State, reset and step into your own task."""
 
 from typing import NamedTuple
@@ -67,16 +69,16 @@ def test_an_episode_ends_at_the_origin():
 def write_new_env(name: str, folder: str | Path = ".") -> tuple[Path, Path]:
     """Write `NAME.py` with `make_env()` and `test_NAME.py` into `folder`; return the two paths.
 
-    Raises ValueError if the name is no Python module name, FileExistsError rather than overwrite a file.
+    Raises ShoalError if the name is no Python module name, and rather than overwrite a file.
     """
     if not name.isidentifier() or keyword.iskeyword(name):
-        raise ValueError(
-            f"{name!r} cannot be the name of a Python module; use letters, digits and _, as in my_env"
+        raise ShoalError(
+            f"{name!r} cannot be the name of a Python module", "use letters, digits and _, as in my_env"
         )
     paths = Path(folder) / f"{name}.py", Path(folder) / f"test_{name}.py"
     for path in paths:
         if path.exists():
-            raise FileExistsError(f"{path} exists already; choose another name or remove the file")
+            raise ShoalError(f"{path} exists already", "choose another name, or remove the file")
     Path(folder).mkdir(parents=True, exist_ok=True)
     for path, text in zip(paths, (ENV, TEST)):
         path.write_text(text.format(name=name), encoding="utf-8")
