@@ -12,6 +12,8 @@ from shoal.envs.check import check_env
 from shoal.envs.params import as_arrays
 from shoal.types import Box, Discrete, Env, MultiDiscrete, Step
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 class Params(NamedTuple):
     speed: float = 0.1

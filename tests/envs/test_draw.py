@@ -9,6 +9,7 @@ import pytest
 
 from shoal.envs import draw, spaces
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 NAMES = ["cartpole", "acrobot", "mountaincar", "mountaincar_continuous", "pendulum", "breakout"]
 
 

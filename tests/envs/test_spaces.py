@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from shoal.envs import spaces
 from shoal.types import Box, Discrete, MultiDiscrete
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def floats() -> st.SearchStrategy:
     low = st.one_of(st.just(-math.inf), st.floats(-100, 0, width=32))
