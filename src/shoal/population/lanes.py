@@ -61,7 +61,8 @@ def contained(update: Callable[[AgentState], tuple[AgentState, Metrics]]) -> Cal
         identity = state.identity
         running = identity.active & (identity.updates < identity.budget)
         after, metrics = update(state)
-        healthy = all_finite(after.learner)
+        # Knobs are given, not learned, and may be infinite: max_grad_norm = inf switches clipping off.
+        healthy = all_finite(after.learner._replace(knobs=()))
         frozen = state._replace(identity=identity._replace(active=identity.active & (healthy | ~running)))
         kept = choose(running & healthy, after, frozen)
         return kept, {name: jnp.where(running & healthy, value, 0.0) for name, value in metrics.items()}

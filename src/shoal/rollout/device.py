@@ -114,7 +114,7 @@ def collect(
         return (actors, episodes), columns
 
     zero = jnp.zeros((), jnp.float32)
-    none = jax.tree.map(lambda x: x + 0 * jnp.sum(actors.episode_return), Episodes(zero, zero, zero))
+    none = Episodes(zero, zero.astype(actors.episode_return.dtype), zero)
     (actors, episodes), columns = jax.lax.scan(step, (actors, none), (noise, world))
     return actors, columns, episodes
 

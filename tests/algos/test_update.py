@@ -1,0 +1,157 @@
+"""One update, however it is placed: alone or among others, on one device or several."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import probes
+from probes import LANES, TINY, lane, tiny
+from shoal.algos import ppo, update
+from shoal.mesh.layout import AGENT, DATA, lay_out
+from shoal.population.lanes import identities, stacked
+from shoal.training.program import Recipe, compile_chunk, compile_init
+
+
+@pytest.fixture(scope="module")
+def population():
+    """A population after 0, 1, 2 and 3 updates; each lane with its own learning rate."""
+    states = [probes.start(probes.knobs(lr=[1e-2, 1e-3, 3e-3, 1e-2]))]
+    for _ in range(3):
+        state, metrics = tiny().step(states[-1])
+        states.append(state)
+    return states, metrics
+
+
+def close(a, b, **tolerance):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+def test_a_population_equals_a_loop_over_its_agents(population):
+    """Randomness exactly, numbers to tolerance; and the mask of a healthy lane changes nothing."""
+    states, metrics = population
+    for i in range(LANES):
+        alone = lane(states[0], i)
+        for _ in range(3):
+            alone, alone_metrics = tiny().alone(alone)
+        among = lane(states[3], i)
+        np.testing.assert_array_equal(alone.actors.episode_length, among.actors.episode_length)
+        assert alone_metrics["episodes"] == metrics["episodes"][i]
+        close(alone, among, rtol=1e-3, atol=1e-4)
+        close(alone_metrics, lane(metrics, i), rtol=1e-2, atol=1e-3)
+
+
+def test_agents_differ_in_weights_episodes_and_effective_knobs(population):
+    states, _ = population
+    first, last = states[0], states[3]
+    weights = np.asarray(first.learner.params.actor[0].weight)
+    assert not np.allclose(weights[0], weights[1])
+    assert not np.array_equal(first.actors.obs[0], first.actors.obs[1])
+    moved = np.abs(np.asarray(last.learner.params.actor[0].weight) - weights).mean((1, 2))
+    assert moved[1] < 0.3 * moved[0]  # a tenth of the learning rate
+    assert moved[0] > 0
+
+
+def test_a_seed_changes_everything_and_the_same_seed_nothing(population):
+    states, _ = population
+    again, other = (probes.start(probes.knobs(lr=[1e-2, 1e-3, 3e-3, 1e-2]), seed) for seed in (0, 1))
+    jax.tree.map(np.testing.assert_array_equal, again, states[0])
+    assert not np.any(np.isclose(other.actors.env_state.x, again.actors.env_state.x))
+    assert not np.any(np.isclose(other.learner.params.actor[0].weight, again.learner.params.actor[0].weight))
+
+
+def test_the_state_keeps_its_types_and_none_is_weak(population):
+    """A weak type anywhere, or one that changes, would compile every program twice; traces are counted."""
+    states, _ = population
+    types = [jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state) for state in states]
+    assert types[0] == types[1] == types[3]
+    assert not any(x.weak_type for x in jax.tree.leaves(states))
+
+
+def test_no_update_repeats_the_draws_of_another(population):
+    states, _ = population
+    obs = [np.asarray(state.actors.env_state.x).ravel() for state in states]
+    assert len(np.unique(np.concatenate(obs))) == sum(map(len, obs))
+
+
+def test_progress_is_the_share_of_the_budget_spent_before_the_update(population):
+    states, _ = population
+    np.testing.assert_allclose(states[3].learner.progress, 2 / probes.BUDGET, rtol=1e-6)
+
+
+def test_env_numbers_are_global():
+    axis = update.WHOLE._replace(index=2, size=4)
+    assert update.env_index(3, axis).tolist() == [6, 7, 8]
+
+
+def test_a_minibatch_without_rows_changes_nothing():
+    """An all-zero count must give neither NaN nor a step of a stale optimiser."""
+    agent = tiny().agent
+    nothing = lambda learner, data, rows: (
+        jax.tree.map(jnp.zeros_like, learner.params),
+        jnp.float32(0),
+        update_outputs(),
+    )
+    update_outputs = lambda: ppo.Outputs({"loss": jnp.float32(0)})
+    empty = agent._replace(grad=nothing)
+    state = lane(probes.start(probes.knobs()), 0)
+    after, metrics = jax.jit(partial(update.update, empty, tiny().env, TINY.num_steps))(state)
+    close(after.learner.params, state.learner.params, rtol=0)
+    close(after.learner.adam, state.learner.adam, rtol=0)
+    assert metrics["loss"] == 0
+
+
+# --- Over devices -----------------------------------------------------------------------------
+
+
+def specs(state):
+    lanes, envs = PartitionSpec(AGENT), PartitionSpec(AGENT, DATA)
+    learner = type(state.learner)(**dict.fromkeys(state.learner._fields, lanes) | {"local": envs})
+    return update.AgentState(lanes, lanes, learner, envs)
+
+
+def placed(state, shards, updates=3):
+    """`updates` of one agent whose envs are split over `shards` devices."""
+    layout = lay_out(tuple(jax.devices()[:shards]), 1, TINY.strata)
+    assert layout.data_shards == shards
+    agent, env = tiny().agent, tiny().env
+
+    def run(state):
+        one = jax.vmap(partial(update.update, agent, env, TINY.num_steps, axis=layout.axis()))
+        return jax.lax.scan(lambda state, _: one(state), state, None, updates)
+
+    where = specs(state)
+    out = (where, PartitionSpec(None, AGENT))
+    program = jax.shard_map(run, mesh=layout.mesh, in_specs=(where,), out_specs=out, check_vma=False)
+    return jax.block_until_ready(jax.jit(program)(state))
+
+
+def test_four_devices_equal_one_in_float64_to_1e_9():
+    """Same global batch, same parameters: statistics, shuffles and sums do not see the devices."""
+    start = jax.tree.map(lambda x: x[:1], probes.start(probes.knobs()))
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, start)
+        wide = wide._replace(learner=wide.learner._replace(progress=start.learner.progress))
+        one, four = placed(wide, 1), placed(wide, 4)
+        assert one[0].learner.params.actor[0].weight.dtype == jnp.float64
+        close(one, four, rtol=1e-9, atol=1e-9)
+        moved = one[0].learner.params.actor[0].weight - wide.learner.params.actor[0].weight
+        assert np.abs(moved).max() > 1e-3
+
+
+def test_the_training_program_on_two_devices_equals_the_update_of_one_agent(population):
+    states, _ = population
+    recipe = Recipe(tiny().agent, tiny().env, ppo.Knobs(), tiny().env.default_params(), TINY.num_envs, 8)
+    layout = lay_out(tuple(jax.devices()[:2]), 1, TINY.strata)
+    assert layout.data_shards == 2
+    init, (chunk, _) = compile_init(recipe, layout), compile_chunk(recipe, layout)
+    knobs = jax.tree.map(lambda x: x[:1], probes.knobs())
+    params = stacked(recipe.env_params, 1)
+    state = init(identities(0, 1, probes.BUDGET, 1), knobs, params)
+    close(state, jax.tree.map(lambda x: x[:1], states[0]), rtol=1e-6, atol=1e-6)
+    state, metrics = jax.block_until_ready(chunk(state, np.int32(3)))
+    assert metrics["updates"].tolist() == [3]
+    close(lane(state, 0), lane(states[3], 0), rtol=1e-4, atol=1e-4)

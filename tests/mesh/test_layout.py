@@ -1,0 +1,69 @@
+"""Agents first, then one agent's envs, and never a device that does not divide the work."""
+
+import jax
+import numpy as np
+import pytest
+
+from shoal.mesh.layout import AGENT, DATA, lay_out
+from shoal.types import WHOLE
+
+
+@pytest.mark.parametrize(
+    ("devices", "agents", "strata", "shape", "lanes"),
+    [
+        (1, 1, 4, (1, 1), 1),
+        (2, 1, 4, (1, 2), 1),  # one agent: its envs are split
+        (8, 1, 4, (1, 4), 1),  # no further than its strata
+        (8, 1, 6, (1, 6), 1),
+        (8, 1, 5, (1, 5), 1),
+        (8, 1, 1, (1, 1), 1),
+        (8, 2, 4, (2, 4), 2),  # both
+        (8, 3, 4, (3, 2), 3),  # six of eight
+        (8, 3, 3, (3, 1), 3),
+        (2, 2, 4, (2, 1), 2),
+        (2, 5, 4, (2, 1), 6),  # one lane of padding
+        (4, 4096, 4, (4, 1), 4096),
+        (8, 9, 4, (8, 1), 16),
+    ],
+)
+def test_layouts(devices, agents, strata, shape, lanes):
+    layout = lay_out(tuple(jax.devices()[:devices]), agents, strata)
+    assert (layout.agent_shards, layout.data_shards) == shape
+    assert layout.lanes == lanes
+    assert layout.agents == agents
+    assert lanes % layout.agent_shards == 0
+    assert strata % layout.data_shards == 0
+
+
+def test_every_number_of_agents_and_devices_has_a_layout():
+    for devices in range(1, 9):
+        for agents in range(1, 20):
+            for strata in (1, 2, 3, 4, 6, 8):
+                layout = lay_out(tuple(jax.devices()[:devices]), agents, strata)
+                assert agents <= layout.lanes < agents + layout.agent_shards
+                assert layout.agent_shards * layout.data_shards <= devices
+
+
+def test_per_agent_arrays_are_split_over_agents_only():
+    layout = lay_out(tuple(jax.devices()), 2, 4)
+    x = jax.device_put(np.zeros((2, 3)), layout.per_agent())
+    assert {shard.data.shape for shard in x.addressable_shards} == {(1, 3)}
+
+
+def test_one_data_shard_needs_no_collective():
+    assert lay_out(tuple(jax.devices()[:2]), 2, 4).axis() is WHOLE
+
+
+def test_the_data_axis_counts_and_adds_up_its_shares():
+    layout = lay_out(tuple(jax.devices()[:4]), 1, 4)
+
+    def share(x):
+        axis = layout.axis()
+        assert axis.size == 4
+        return axis.sum({"x": x})["x"], axis.index + x * 0
+
+    spec = jax.P(AGENT, DATA)
+    program = jax.shard_map(share, mesh=layout.mesh, in_specs=spec, out_specs=spec)
+    total, index = jax.block_until_ready(jax.jit(program)(np.arange(4.0, dtype=np.float32)[None]))
+    assert total.tolist() == [[6.0] * 4]
+    assert index.tolist() == [[0, 1, 2, 3]]
