@@ -171,6 +171,16 @@ def test_nothing_is_raised(env, name, message):
     assert message in failures[name]
 
 
+def test_an_env_that_cannot_be_vmapped_is_told_once():
+    def calls_python(key, state, action, params):
+        after = step(key, state, action, params)
+        return after._replace(reward=jax.pure_callback(lambda x: x, after.reward, after.reward))
+
+    name, message = only_failure(GOOD._replace(step=calls_python))
+    assert name == "play"
+    assert message.startswith("NotImplementedError – ")
+
+
 # --- Play: found by running ------------------------------------------------------------------------
 
 
