@@ -143,7 +143,7 @@ class Axis(NamedTuple):
     """The data axis as an algorithm sees it: how to add up over its shares, and which share this is."""
 
     sum: Callable[[Tree], Tree]
-    index: Array | int
+    index: Array | int  # type: ignore[assignment]  # the field's name, not tuple.index
     size: int
 
 

@@ -117,7 +117,7 @@ class Data(NamedTuple):
 class Rows(NamedTuple):
     """[M, n]"""
 
-    index: Array
+    index: Array  # type: ignore[assignment]  # into [T * B]
     advantage: Array
 
 

@@ -4,7 +4,7 @@ Young & Tian 2019, arXiv:1903.03176. Leaves of the observation that are not imag
 convolution. Larger images (64 pixels and more) pass through the three layers of Mnih et al. 2015.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -33,7 +33,7 @@ def _convolution(weight: Array, stride: int) -> eqx.nn.Conv2d:
     return eqx.tree_at(lambda m: (m.weight, m.bias), shape, (weight, jnp.zeros((outputs, 1, 1), jnp.float32)))
 
 
-def _convolve(layer: eqx.nn.Conv2d, x: Array) -> Array:
+def _convolve(layer: Any, x: Array) -> Array:
     """[B, H, W, C] -> [B, H', W', C'] as one matmul over patches.
 
     A convolution whose kernels differ per agent is lowered to a grouped convolution when vmapped, whose

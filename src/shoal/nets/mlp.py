@@ -4,6 +4,8 @@ With activations as [features, rows] the weight gradient is a product of contigu
 CPU backend runs up to twice as fast (docs/adr/0002). A few rows, as in acting, are best left rows-first.
 """
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,8 @@ ACTIVATIONS = {
     "elu": jax.nn.elu,
 }
 MANY_ROWS = 32
+
+Layers = tuple[Any, ...]  # eqx.nn.Linear, whose bias is typed as optional and here never is
 
 
 def linear(weight: Array) -> eqx.nn.Linear:
@@ -42,7 +46,7 @@ def stack(
     return tuple(map(linear, orthogonals(key, list(zip(sizes[1:], sizes[:-1])), gains)))
 
 
-def forward(layers: tuple[eqx.nn.Linear, ...], x: Array, activation: str) -> Array:
+def forward(layers: Layers, x: Array, activation: str) -> Array:
     """[B, inputs] -> [B, outputs]."""
     act = ACTIVATIONS[activation]
     *hidden, last = layers

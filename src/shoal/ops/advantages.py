@@ -12,8 +12,8 @@ def gae(
     next_value: Array,  # [T, …] V of the true observation after step t, not of a reset one
     terminated: Array,  # [T, …] bool
     truncated: Array,  # [T, …] bool
-    gamma: Array,
-    gae_lambda: Array,
+    gamma: Array | float,
+    gae_lambda: Array | float,
 ) -> Array:
     """Generalised advantage estimates [T, …] (Schulman et al. 2016, eq. 16).
 
@@ -32,7 +32,7 @@ def gae(
     return advantage
 
 
-def discounted_sums(reward: Array, ended: Array, start: Array, gamma: Array) -> tuple[Array, Array]:
+def discounted_sums(reward: Array, ended: Array, start: Array, gamma: Array | float) -> tuple[Array, Array]:
     """Running discounted return R_t = r_t + gamma R_{t-1}, restarted after an episode's end.
 
     reward, ended: [T, …]; start: […] the sum carried in. Returns the sum carried out and all of [T, …].

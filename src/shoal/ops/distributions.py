@@ -33,6 +33,7 @@ class Distribution(NamedTuple):
 
 def distribution(space: Space) -> Distribution:
     """The usual distribution over `space`: categorical, Gaussian, or a product over a pytree."""
+    structure: Any
     leaves, structure = jax.tree.flatten(
         space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
     )

@@ -11,7 +11,7 @@ from shoal.types import WHOLE, Array, Axis, Tree
 class Moments(NamedTuple):
     """One entry per floating leaf of the tree observed; leaves of other dtypes are left alone."""
 
-    count: Array  # [] samples so far
+    count: Array  # type: ignore[assignment]  # [] samples so far
     mean: tuple[Array, ...]
     m2: tuple[Array, ...]  # sums of squared deviations from the mean
 

@@ -5,6 +5,7 @@ refilling change values, never shapes, so nothing recompiles.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +19,14 @@ from shoal.types import Array, Tree
 def identities(seed: int, agents: int, budget: int, lanes: int) -> Identity:
     """Agents 0 … agents - 1 of one seed, and inactive padding up to `lanes`; leaves are [lanes]."""
     number = np.arange(lanes, dtype=np.int32)
-    return Identity(
+    columns: dict[str, Any] = dict(
         seed=np.full(lanes, seed, np.uint32),
         agent=number,
         updates=np.zeros(lanes, np.int32),
         budget=np.full(lanes, budget, np.int32),
         active=number < agents,
     )
+    return Identity(**columns)
 
 
 def stacked(tree: Tree, lanes: int) -> Tree:

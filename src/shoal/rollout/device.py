@@ -26,7 +26,7 @@ class Actors(NamedTuple):
 class Episodes(NamedTuple):
     """Sums over the episodes that ended in a rollout."""
 
-    count: Array
+    count: Array  # type: ignore[assignment]
     return_sum: Array
     length_sum: Array
 
