@@ -176,11 +176,14 @@ class _Training:
             columns = loop.evaluation_columns(made.plan, tally, jax.device_get(self.evaluate(state)))
             store.evaluation(columns)
             tally = tally._replace(evaluate_s=tally.evaluate_s + time.perf_counter() - started)
-        state = resize(state, made.plan.agents)
+        full, state = state, resize(state, made.plan.agents)
         write_policy(made, self.folder.policy, state, columns)
         result = self._result(state, tally, columns, compile_s, stop.reason if stop else None)
         split = dict(compile=self.compiler.seconds, train=tally.train_s, evaluate=tally.evaluate_s)
         split |= dict(save=tally.save_s, write=tally.write_s)
+        if self.output.profile:  # measured apart, so compiling it is not counted
+            rollout_s = min(split["train"], self._rollout_seconds(full) * tally.updates)
+            split |= {"train": split["train"] - rollout_s, "rollout": rollout_s}
         self._finish(result, split)
         if self.output.report:
             _film(made, self.folder, state, columns["return_mean"])
@@ -196,6 +199,8 @@ class _Training:
     def _result(self, state, tally: loop.Tally, columns, compile_s: float, stopped: str | None):
         plan, train, returns = self.made.plan, self.made.settings.train, columns["return_mean"]
         env_steps = int(np.sum(np.asarray(state.identity.updates))) * plan.steps_per_update
+        final = dict(updates=tally.updates, return_mean=float(returns.mean()))
+        seen = dict(updates=tally.best_updates, return_mean=tally.best_return)
         return dict(
             run=self.folder.name,
             path=str(self.folder.path),
@@ -214,8 +219,21 @@ class _Training:
             return_greedy=float(columns["return_greedy"].mean()),
             alive=int(np.sum(np.asarray(state.identity.active))),
             returns=returns.tolist(),
+            best_agent=int(np.argmax(returns)),
+            best_checkpoint=max(seen, final, key=lambda row: row["return_mean"]),
             stopped_early=stopped,
         )
+
+    def _rollout_seconds(self, state: AgentState) -> float:
+        """Per update, without learning."""
+        rollouts = Compiler(lambda event: None)(
+            "rollout", lambda: program.compile_rollout(self.made.recipe, self.made.layout)
+        )
+        updates = np.int32(max(1, self.made.plan.updates // loop.CHUNKS))
+        jax.block_until_ready(rollouts(state, updates))
+        started = time.perf_counter()
+        jax.block_until_ready(rollouts(state, updates))
+        return (time.perf_counter() - started) / int(updates)
 
     def _finish(self, result: dict[str, Any], split: dict[str, float]) -> None:
         known = manifest.read_json(self.folder.manifest)

@@ -74,6 +74,37 @@ def compile_chunk(
     return compiled, _bytes(compiled) * layout.mesh.size
 
 
+def compile_rollout(recipe: Recipe, layout: Layout) -> Callable[[AgentState, np.int32], Tree]:
+    """(state, updates) → the rewards of that many rollouts without any learning; the state is only read.
+
+    For profiling: what acting costs of an update.
+    """
+
+    def rollouts(state, updates):
+        def one(state, number):
+            who, envs = state.identity, state.actors.episode_return.shape[0]
+            index = one_update.env_index(envs, layout.axis())
+            keys = device.rollout_keys(who.seed, who.agent, number, index)
+            policy = recipe.agent.policy(state.learner)
+            actors, columns, _ = device.collect(
+                recipe.agent, recipe.env, policy, state.actors, state.env_params, keys, recipe.num_steps
+            )
+            return state._replace(actors=actors), jnp.sum(columns["reward"], 0)
+
+        def body(number, carried):
+            state, total = carried
+            state, reward = jax.vmap(one, (0, None))(state, number)
+            return state, total + reward
+
+        nothing = jnp.zeros_like(state.actors.episode_return)
+        return jax.lax.fori_loop(0, updates, body, (state, nothing))[1]
+
+    specs = _specs(recipe)
+    program = _sharded(layout, rollouts, (specs, PartitionSpec()), PartitionSpec(AGENT, DATA))
+    updates = jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.jit(program).lower(abstract_state(recipe, layout), updates).compile()
+
+
 def compile_evaluation(
     recipe: Recipe, layout: Layout, episodes: int, max_steps: int
 ) -> Callable[[AgentState], tuple[Scores, Scores]]:
