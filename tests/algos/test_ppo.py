@@ -42,7 +42,9 @@ def prepared():
         _, batch = rollout(state, 1)
         return learner, batch, *tiny().agent.prepare(learner, batch, WHOLE)
 
-    return jax.jit(run)(lane(probes.start(probes.knobs()), 0))
+    state = lane(probes.start(probes.knobs()), 0)
+    # A fresh policy hardly looks at its observation; this one does.
+    return jax.jit(run)(state._replace(learner=moved(state.learner, 1.0)))
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +152,15 @@ def test_targets_are_advantages_plus_values_of_what_the_rollout_saw(prepared):
     assert after.progress == 0.25
     seen = ppo._seen(TINY, learner.obs_moments, batch.obs).reshape(-1, 2)
     np.testing.assert_allclose(data.obs, seen, rtol=1e-4, atol=1e-5)
-    assert after.obs_moments.count == 2 * TINY.num_envs * TINY.num_steps
+
+
+def test_statistics_are_of_raw_observations_of_every_rollout(prepared):
+    """Fed with what they have normalised themselves, they would creep towards 0 and 1."""
+    before, batch, after, _, _ = prepared
+    number = TINY.num_envs * TINY.num_steps
+    assert (before.obs_moments.count, after.obs_moments.count) == (number, 2 * number)
+    want = (before.obs_moments.mean[0] + np.mean(batch.obs, (0, 1))) / 2
+    np.testing.assert_allclose(after.obs_moments.mean[0], want, rtol=1e-4, atol=1e-5)
 
 
 class Rewards(gymnasium.Env):
