@@ -118,7 +118,7 @@ def test_any_split_of_a_minibatch_gives_its_gradient(prepared):
     learner, rows = moved(learner), lane(rows, 0)
     grad, number = jax.jit(tiny().agent.grad), len(rows.index)
     whole = grad(learner, data, rows)
-    for cuts in ([number // 2], [1], [3, 9]):
+    for cuts in ([number // 2], [1]):
         edges = zip([0, *cuts], [*cuts, number])
         parts = [grad(learner, data, jax.tree.map(lambda x: x[a:b], rows)) for a, b in edges]  # noqa: B023
         total = jax.tree.map(lambda *x: sum(x), *parts)
