@@ -43,7 +43,8 @@ def lay_out(devices: tuple[jax.Device, ...], agents: int, strata: int) -> Layout
 
     `strata` is the number of groups an agent's envs can be divided into without changing its minibatches.
     """
-    agent_shards = min(agents, len(devices))
+    per_device = -(-agents // min(agents, len(devices)))
+    agent_shards = -(-agents // per_device)  # no more devices than that take: fewer padding lanes
     data_shards = max(s for s in range(1, len(devices) // agent_shards + 1) if strata % s == 0)
     used = devices[: agent_shards * data_shards]
     mesh = jax.make_mesh(

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
+from shoal.errors import ShoalError
 from shoal.nets import HIDDEN_GAIN
 from shoal.nets.inputs import image, image_shape, vector, vector_size
 from shoal.nets.mlp import ACTIVATIONS, forward, stack
@@ -84,5 +85,7 @@ def make(obs_space: Space, outputs: int, scale: float, hidden: tuple[int, ...], 
 
 def _final_area(height: int, width: int, plan: tuple[tuple[int, int, int], ...]) -> int:
     for _, kernel, stride in plan:
+        if min(height, width) < kernel:
+            raise ShoalError(f"images of {height}x{width} are too small for a cnn", "use --net mlp")
         height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
     return height * width
