@@ -19,10 +19,6 @@ class State(NamedTuple):
     position: jax.Array
 
 
-def default_params() -> Params:
-    return Params(*map(jnp.float32, Params()))
-
-
 def reset(key: jax.Array, params: Params) -> tuple[State, jax.Array]:
     position = jax.random.uniform(key, (), minval=-1.0, maxval=1.0)
     return State(position), position[None]
@@ -40,7 +36,7 @@ def step(key: jax.Array, state: State, action: jax.Array, params: Params) -> sho
 def make_env() -> shoal.Env:
     return shoal.Env(
         name="windy-walk",
-        default_params=default_params,
+        default_params=lambda: shoal.as_arrays(Params()),
         reset=reset,
         step=step,
         obs_space=lambda params: shoal.Box(-2.0, 2.0, (1,)),

@@ -22,7 +22,7 @@ FILES = sorted(path.relative_to(SOURCE) for path in SOURCE.rglob("*.py") if path
 FRONT_DOOR = {
     *("Agent", "AgentState", "Batch", "Box", "Discrete", "Env", "Identity", "MultiDiscrete", "Net", "Policy"),
     *("Run", "ShoalError", "Step", "check_env", "init", "load", "make_agent", "make_env", "resume", "train"),
-    "update",
+    *("as_arrays", "update"),
 }
 
 

@@ -17,6 +17,7 @@ _NAMES = {
     "make_env": "shoal.app.api",
     "make_agent": "shoal.app.api",
     "check_env": "shoal.envs.check",
+    "as_arrays": "shoal.envs.params",
     "init": "shoal.algos.update",
     "update": "shoal.algos.update",
     "Identity": "shoal.algos.update",

@@ -24,11 +24,16 @@ from shoal.training import loop
 def evaluate(
     path: str | Path,
     episodes: int | None = None,
+    seed: int = 0,
     root: str | Path = "runs",
     listen: loop.Listener = lambda event: None,
 ) -> dict[str, Any]:
-    """Evaluate the newest checkpoint of a run again; nothing in the folder changes."""
-    made, run, _, columns = _evaluated(path, episodes, root, listen)
+    """Evaluate the newest checkpoint of a run again; nothing in the folder changes.
+
+    Seed 0 plays the episodes that training ends with and that the best agent is chosen by; another seed
+    plays others, for a score that is free of that choice.
+    """
+    made, run, _, columns = _evaluated(path, episodes, root, listen, seed)
     returns = columns["return_mean"]
     return dict(
         run=run.name,
@@ -47,7 +52,7 @@ def evaluate(
 
 
 def _evaluated(
-    path: str | Path, episodes: int | None, root: str | Path, listen: loop.Listener
+    path: str | Path, episodes: int | None, root: str | Path, listen: loop.Listener, seed: int = 0
 ) -> tuple[Assembled, RunFolder, AgentState, dict[str, Any]]:
     """A run's newest state and the columns of an evaluation of it."""
     run = folder.open_run(path, root)
@@ -56,7 +61,7 @@ def _evaluated(
     if not checkpoints.steps(run.checkpoints):
         raise ShoalError(f"{run.path} has no checkpoint yet", f"shoal resume {run.path}")
     state, tally, _ = restored(made, run)
-    scores = jax.device_get(Compiler(listen).evaluation(made)(state))
+    scores = jax.device_get(Compiler(listen).evaluation(made, seed)(state))
     return made, run, state, loop.evaluation_columns(made.plan, tally, scores)
 
 

@@ -32,6 +32,7 @@ def train(
     as env_params={"gravity": 5.0}. `config` is a TOML file. `hook(progress, state)` is called after every
     chunk and may return a changed state. ShoalError says what does not fit.
     """
+    catalogue.refuse_while_importing()
     output = OutputConfig(**{name: settings.pop(name) for name in OUTPUT if name in settings})
     if output.dry_run:
         raise ShoalError("dry_run returns no run", "use shoal train --dry-run")
@@ -53,7 +54,9 @@ def _spec(value: Any) -> Any:
     module = value.__module__
     if module == "__main__" and (file := getattr(sys.modules[module], "__file__", None)):
         module = Path(file).stem  # of a script; a notebook's functions are found in __main__ while it lives
-    return f"{module}:{value.__qualname__}"
+    spec = f"{module}:{value.__qualname__}"
+    catalogue.LIVE[spec] = value
+    return spec
 
 
 def resume(run: str | Path, *, hook: Hook | None = None, **changes: Any) -> Run:

@@ -155,12 +155,12 @@ class Compiler:
         self.listen(events.Compiled(name, took))
         return built
 
-    def evaluation(self, made: Assembled) -> Any:
+    def evaluation(self, made: Assembled, seed: int = 0) -> Any:
         """State → (sampled, greedy) scores; see `program.compile_evaluation`."""
         episodes = made.settings.train.eval_episodes
         return self(
             "evaluation",
-            lambda: program.compile_evaluation(made.recipe, made.layout, episodes, made.max_steps),
+            lambda: program.compile_evaluation(made.recipe, made.layout, episodes, made.max_steps, seed),
         )
 
 

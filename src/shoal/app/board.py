@@ -133,9 +133,13 @@ def describe(event: events.Event) -> str:
         return f"evaluated at {count(event.env_steps)} steps: min {low}  median {median}  max {high}"
     if isinstance(event, events.Diverged):
         return f"agent {event.agent} diverged in update {event.updates} and is frozen as it was before"
+    if isinstance(event, events.Compiled):
+        return f"compiled {event.program} in {duration(event.seconds)}"
+    if isinstance(event, events.Saved):
+        return f"saved at update {event.updates:,}"
     if isinstance(event, events.Stopping):
         return f"stopping: {event.reason}"
-    return ""
+    return event.text if isinstance(event, events.Note) else ""
 
 
 def _band(returns: np.ndarray) -> tuple[float, float, float]:

@@ -28,6 +28,8 @@ ENVS = {
     "breakout": "shoal.envs.breakout:make",
 }
 ALGOS = {"ppo": "shoal.algos.ppo"}
+LIVE: dict[str, Any] = {}  # what this process was handed as an object, by the path it is recorded under
+_importing: list[str] = []
 SUITES = ("gymnasium", "gymnax", "playground", "jumanji", "pgx", "pettingzoo", "envpool")  # adapters to come
 
 
@@ -96,6 +98,15 @@ def _find(spec: str, known: Mapping[str, str], noun: str, listing: str) -> Any:
         )
     if not name:
         raise _unknown(spec, known, noun, listing)
+    if spec in LIVE:
+        return LIVE[spec]
+    if module.endswith(".py"):
+        raise ShoalError(f"{spec}: {module} is a file, not a module", f"use {module[:-3]}:{name}")
+    if module == "__main__":
+        raise ShoalError(
+            f"{spec} was defined in a session or notebook that is not this one",
+            f"put it in a file that can be imported, and name it as module:{name}",
+        )
     found: Any = _import(module)
     for part in name.split("."):
         if not hasattr(found, part):
@@ -109,8 +120,11 @@ def _import(module: str) -> ModuleType:
     """Import a module, also from the folder the command was started in."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    _importing.append(module)
     try:
         return importlib.import_module(module)
+    except ShoalError:
+        raise
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and module.startswith(error.name or module):
             raise ShoalError(
@@ -119,6 +133,17 @@ def _import(module: str) -> ModuleType:
         raise ShoalError(
             f"importing {module} failed: {describe(error)}", "--trace shows all of it"
         ) from error
+    finally:
+        _importing.pop()
+
+
+def refuse_while_importing() -> None:
+    """A script without a main guard would train again each time its env is imported: stop it there."""
+    if _importing:
+        raise ShoalError(
+            f"importing {_importing[-1]} starts a training of its own",
+            'put its call of shoal.train under: if __name__ == "__main__":',
+        )
 
 
 def _make(target: Any) -> Any:
@@ -134,5 +159,7 @@ def _make(target: Any) -> Any:
 
 
 def _unknown(spec: str, known: Mapping[str, str], noun: str, listing: str) -> ShoalError:
+    if os.path.isfile(f"{spec}.py"):
+        return ShoalError(f"there is no {noun} {spec!r}", f"for the one in {spec}.py, say {spec}:make_{noun}")
     hint = f"{nearest(spec, known)} {listing} lists them; your own is module:make"
     return ShoalError(f"there is no {noun} {spec!r}", hint.strip())

@@ -117,10 +117,24 @@ def _metavar(kind: Any) -> str:
     return {int: "N", float: "X", str: "TEXT"}.get(kind, "TIME")
 
 
+def _group_with(key: str) -> str:
+    """The algorithm that has a setting of this name, if one has."""
+    from shoal.app import catalogue
+
+    for name in catalogue.ALGOS:
+        if key in config.algo_kinds(catalogue.load_algo(name)):
+            return name
+    return ""
+
+
 def _refusal(unknown: Sequence[str], options: Mapping[str, Option], prog: str) -> ShoalError:
     """An error about words that mean nothing, naming the option that was likely meant."""
     word = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
     if not word.startswith("-"):
         return ShoalError(f"{prog} has no place for {word!r}", f"{prog} --help lists all")
     near = nearest(word, [flag(name) for name, option in options.items() if not option.positional])
+    if "algo" in options and (group := _group_with(word[2:].replace("-", "_"))):
+        near = f"did you mean --{group}.{word[2:].replace('-', '_')}?"
+    elif hasattr(TrainConfig, word[2:].replace("-", "_")) and prog != "shoal train":
+        return ShoalError(f"{prog} cannot change {word}: it is part of what the run is", f"{prog} --help")
     return ShoalError(f"{prog} has no option {word}", f"{near} {prog} --help lists all".strip())

@@ -1,10 +1,10 @@
 """The verbs about what there is: envs, algos, env check, env new."""
 
 import inspect
+import sys
 from typing import Any
 
 from shoal.app import catalogue, config, presets, text
-from shoal.errors import ShoalError
 
 
 def envs(
@@ -80,12 +80,11 @@ def new(
     /,
 ) -> None:
     """Write a small env of your own, and its test, into this folder."""
-    if not name.isidentifier():
-        raise ShoalError(f"{name!r} cannot be the name of a Python module", "use letters, digits and _")
     from shoal.envs.template import write_new_env
 
     for path in write_new_env(name):
         print(path)
+    print(f"next: shoal env check {name}:make_env, then shoal train {name}:make_env", file=sys.stderr)
 
 
 def _preset_of(env: str) -> list[str]:

@@ -4,6 +4,7 @@
 named by its path in the Policy tree; `contract.json` says what goes in and comes out and how to rebuild it.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from shoal.runs.manifest import read_json, write_json
 from shoal.types import Agent, Space, Tree
 
 FORMAT = 1
+Which = str | int | Sequence[int]
 WEIGHTS, CONTRACT = "policy.safetensors", "contract.json"
 
 
@@ -81,15 +83,25 @@ class Policy:
         """Actions for observations: the most likely ones, or drawn with `key` (jax.random.key).
 
         One agent takes obs as the env gives it, or with a batch axis in front; a population takes
-        [P, B, …]. `mask` has the same leading axes. ShoalError where a shape does not fit the contract.
+        [P, B, …]. `mask` has the same leading axes. NumPy (or lists) in, NumPy out, as simulators want it;
+        jax arrays in, jax arrays out. ShoalError where a shape does not fit the contract.
         """
-        obs = jax.tree.map(jnp.asarray, obs)
+        back = not any(isinstance(x, jax.Array) for x in jax.tree.leaves(obs))
+        if back:
+            like = lambda space, x: np.asarray(x, space.dtype)
+            try:
+                obs = jax.tree.map(like, self.obs_space, obs, is_leaf=is_space)
+            except (ValueError, TypeError) as error:
+                raise ShoalError(f"obs does not fit {describe(self.obs_space)}: {error}") from error
         lead = self._leading(obs)
         if self._single:
             add = (None,) if lead == 1 else (None, None)
-            obs, mask = (jax.tree.map(lambda x: jnp.asarray(x)[add], tree) for tree in (obs, mask))
+            lead_with = lambda x: (x if isinstance(x, jax.Array) else np.asarray(x))[add]
+            obs, mask = jax.tree.map(lead_with, (obs, mask))
         keys = None if key is None else jax.random.split(key, len(self.agents))
         action = self._act(self.params, obs, mask, keys)
+        if back:
+            action = jax.tree.map(np.asarray, action)
         return jax.tree.map(lambda x: x[(0,) * (2 - lead)], action) if self._single else action
 
     def _leading(self, obs: Tree) -> int:
@@ -106,17 +118,18 @@ class Policy:
         raise ShoalError(
             f"obs has shape {[x.shape for x in leaves]}; this policy takes {expected} of "
             f"{describe(self.obs_space)}",
-            "one agent: shoal.load(path); all of them: shoal.load(path, agents='all')",
+            "" if self._single else "for one agent: shoal.load(path)",
         )
 
     def __repr__(self) -> str:
         return f"Policy({self.contract['env']}, agents={list(self.agents)}, obs={describe(self.obs_space)})"
 
 
-def load(path: str | Path, agents: str | int = "best", root: str | Path = "runs") -> Policy:
+def load(path: str | Path, agents: Which = "best", root: str | Path = "runs") -> Policy:
     """The policy of a run or of an exported folder.
 
-    `agents`: `best`, `median` or `worst` by evaluation return, an agent's id, or `all`.
+    `agents`: `best`, `median` or `worst` by evaluation return, an agent's id, `all`, or a list of ids. One
+    agent acts on obs as the env gives it; `all` and lists are a population, [P, B, …].
     """
     folder = folder_of(path, root)
     contract = read_json(folder / CONTRACT)
@@ -143,13 +156,15 @@ def load(path: str | Path, agents: str | int = "best", root: str | Path = "runs"
         leaves.append(jnp.asarray(arrays[name][chosen]))
     policy = jax.tree.unflatten(jax.tree.structure(like), leaves)
     kept = {name: [contract[name][i] for i in chosen] for name in ("agents", "returns")}
-    return Policy(agent, policy, contract | kept, single=agents != "all")
+    return Policy(agent, policy, contract | kept, single=isinstance(agents, str | int) and agents != "all")
 
 
-def choose_agents(returns: list[float], ids: list[int], which: str | int) -> list[int]:
-    """Places of the agents that `which` means: best, median, worst, all, or an id."""
+def choose_agents(returns: list[float], ids: list[int], which: Which) -> list[int]:
+    """Places of the agents that `which` means: best, median, worst, all, an id, or several of these."""
     if which == "all":
         return list(range(len(ids)))
+    if not isinstance(which, str | int):
+        return [choose_agents(returns, ids, one)[0] for one in which]
     scores = np.asarray([np.nan if x is None else x for x in returns], float)
     order = np.argsort(np.where(np.isnan(scores), -np.inf, scores), kind="stable")
     places = {"best": order[-1], "median": order[len(order) // 2], "worst": order[0]}
@@ -163,7 +178,7 @@ def choose_agents(returns: list[float], ids: list[int], which: str | int) -> lis
         ) from None
 
 
-def write_subset(source: Path, out: Path, agents: str | int) -> None:
+def write_subset(source: Path, out: Path, agents: Which) -> None:
     """Copy only some agents of a policy folder to the folder `out`."""
     contract = read_json(source / CONTRACT)
     chosen = choose_agents(contract["returns"], contract["agents"], agents)

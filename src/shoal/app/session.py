@@ -14,6 +14,7 @@ import numpy as np
 from shoal.algos.update import AgentState
 from shoal.app import policies, video
 from shoal.app.assembly import Assembled, Compiler, assemble, facts, planned
+from shoal.app.board import describe
 from shoal.app.config import OutputConfig, Settings, reopen, to_toml_tables
 from shoal.app.run import Run
 from shoal.errors import ShoalError
@@ -67,6 +68,7 @@ def resume(
             _log.warning("%s has finished already; --steps N trains it longer", run.path)
             return Run(run.path)
         made, compiler = assemble(settings), Compiler(listen)
+        _refuse_fewer(made, run, max(checkpoints.steps(run.checkpoints), default=0))
         chunk, size = compiler("training", lambda: program.compile_chunk(made.recipe, made.layout))
         if checkpoints.steps(run.checkpoints):
             state, tally, notes = restored(made, run)
@@ -107,12 +109,7 @@ def restored(made: Assembled, run: RunFolder) -> tuple[AgentState, loop.Tally, t
         like = jax.tree.map(cut, full)
     state, meta = checkpoints.restore(run.checkpoints, like)
     tally = loop.Tally(**meta)
-    if tally.updates > budget:
-        done, asked = tally.updates * made.plan.steps_per_update, made.settings.train.steps
-        raise ShoalError(
-            f"{run.path} already has {done:,} env steps per agent, more than --steps {asked:,}",
-            "ask for more steps, or start a new run",
-        )
+    _refuse_fewer(made, run, tally.updates)
     notes: tuple[str, ...] = ()
     if int(np.max(np.asarray(state.identity.budget))) != budget:
         state = state._replace(identity=state.identity._replace(budget=np.full(agents, budget, np.int32)))
@@ -121,6 +118,15 @@ def restored(made: Assembled, run: RunFolder) -> tuple[AgentState, loop.Tally, t
             notes = (f"lr is annealed over the new budget: it goes on from {left:.0%} of its start",)
     shardings = jax.tree.map(lambda x: x.sharding, full)
     return jax.device_put(resize(state, made.layout.lanes), shardings), tally, notes
+
+
+def _refuse_fewer(made: Assembled, run: RunFolder, updates: int) -> None:
+    if updates > made.plan.updates:
+        done, asked = updates * made.plan.steps_per_update, made.settings.train.steps
+        raise ShoalError(
+            f"{run.path} already has {done:,} env steps per agent, more than --steps {asked:,}",
+            "ask for more steps, or start a new run",
+        )
 
 
 class Store:
@@ -165,7 +171,7 @@ class _Training:
     def run(self, chunk, state: AgentState, tally: loop.Tally, listen: loop.Listener, hook) -> Run:
         made, compile_s = self.made, self.compiler.seconds
         store = Store(self.folder, made.plan.agents, made.settings.train.keep)
-        with contextlib.closing(store), _logging_to(self.folder.log):
+        with contextlib.closing(store), _logging_to(self.folder.log, listen) as listen:
             with _traced(self.output.profile, self.folder, hook) as hook:
                 state, tally, stop = loop.train(
                     made.plan, chunk, self.evaluate, state, tally, store, listen, hook
@@ -186,6 +192,7 @@ class _Training:
             split |= {"train": split["train"] - rollout_s, "rollout": rollout_s}
         self._finish(result, split)
         if self.output.report:
+            listen(events.Note("drawing the film and the report"))
             _film(made, self.folder, state, columns["return_mean"])
         result["total_s"] = round(time.perf_counter() - self.began, 3)
         split["other"] = round(max(0.0, result["total_s"] - sum(split.values())), 3)
@@ -218,6 +225,7 @@ class _Training:
             return_ci=interval(returns),
             return_greedy=float(columns["return_greedy"].mean()),
             alive=int(np.sum(np.asarray(state.identity.active))),
+            diverged=np.flatnonzero(~np.asarray(state.identity.active)).tolist(),
             returns=returns.tolist(),
             best_agent=int(np.argmax(returns)),
             best_checkpoint=max(seen, final, key=lambda row: row["return_mean"]),
@@ -285,13 +293,20 @@ def _film(made: Assembled, run: RunFolder, state: AgentState, returns: np.ndarra
 
 
 @contextlib.contextmanager
-def _logging_to(path: Path) -> Iterator[None]:
-    """Everything that shoal logs also goes to the run's log.txt."""
+def _logging_to(path: Path, listen: loop.Listener) -> Iterator[loop.Listener]:
+    """Events and everything that shoal logs also go to the run's log.txt."""
     handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     _log.addHandler(handler)
+
+    def heard(event: events.Event) -> None:
+        if line := describe(event):
+            record = logging.LogRecord("shoal", logging.INFO, __file__, 0, line, None, None)
+            handler.handle(record)
+        listen(event)
+
     try:
-        yield
+        yield heard
     finally:
         _log.removeHandler(handler)
         handler.close()
@@ -299,7 +314,7 @@ def _logging_to(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _traced(wanted: bool, run: RunFolder, hook: loop.Hook | None) -> Iterator[loop.Hook | None]:
-    """A profiler trace of chunks 2 to 4 in the folder `profile/`, for XProf, TensorBoard or Perfetto."""
+    """A profiler trace of the second chunk in the folder `profile/`, for XProf or TensorBoard."""
     if not wanted:
         yield hook
         return
@@ -309,13 +324,13 @@ def _traced(wanted: bool, run: RunFolder, hook: loop.Hook | None) -> Iterator[lo
         nonlocal chunks
         chunks += 1
         if chunks == 1:
-            jax.profiler.start_trace(str(run.path / "profile"), create_perfetto_trace=True)
-        elif chunks == 4:
+            jax.profiler.start_trace(str(run.path / "profile"))
+        elif chunks == 2:
             jax.profiler.stop_trace()
         return hook(progress, state) if hook else None
 
     try:
         yield traced
     finally:
-        if 1 <= chunks < 4:
+        if chunks == 1:
             jax.profiler.stop_trace()

@@ -10,14 +10,14 @@ from shoal.app.config import OutputConfig
 from shoal.runs.folder import open_run
 
 
-def train(words: Sequence[str]) -> None:
+def train(words: Sequence[str]) -> int:
     """Train many agents on one env, in one program."""
     from shoal.app.commandline import read_train
 
     settings, output = read_train(words)
     from shoal.app import session
 
-    _show_training(output, lambda listen: session.train(settings, output, listen))
+    return _show_training(output, lambda listen: session.train(settings, output, listen))
 
 
 def resume(
@@ -31,7 +31,7 @@ def resume(
     quiet: bool = False,  # show errors only
     profile: bool = False,  # write a trace and a time split
     json: bool = False,  # end stdout with one line of JSON
-) -> None:
+) -> int:
     """Continue a run where it stopped, or for longer."""
     path = open_run(run, root).path
     from shoal.app import session
@@ -39,23 +39,24 @@ def resume(
     given = {"steps": steps, "device": device, "devices": devices}
     changes = {name: value for name, value in given.items() if value is not None}
     output = OutputConfig(root=root, report=report, quiet=quiet, profile=profile, json=json)
-    _show_training(output, lambda listen: session.resume(path, changes, output, listen))
+    return _show_training(output, lambda listen: session.resume(path, changes, output, listen))
 
 
 def evaluate(
     run: str = "last",  # a name under --root, a path, or `last`
     /,
     episodes: int | None = None,  # per agent; none = as in training
+    seed: int = 0,  # of the episodes; 0 = those that training ended with and the best agent was chosen by
     root: str = "runs",  # the folder of run folders
     quiet: bool = False,  # show errors only
     json: bool = False,  # end stdout with one line of JSON
 ) -> None:
-    """Score a run's agents on fresh episodes; nothing in its folder changes."""
+    """Score a run's agents again, on the same episodes or others; nothing in its folder changes."""
     path = open_run(run, root).path
     from shoal.app import afterwards
 
     with board(quiet) as listen:
-        row = afterwards.evaluate(path, episodes, listen=listen)
+        row = afterwards.evaluate(path, episodes, seed, listen=listen)
     print(text.json_line(row) if json else f"{row['run']}: {_returns(row)}")
 
 
@@ -126,12 +127,15 @@ def bench_presets(
 # --- What is printed --------------------------------------------------------------------------
 
 
-def _show_training(output: OutputConfig, run: Callable[[Board], Any]) -> None:
-    """Train under a board; then the result on stdout: a line or two for people, or one of JSON."""
+def _show_training(output: OutputConfig, run: Callable[[Board], Any]) -> int:
+    """Train under a board; then the result on stdout: a few lines for people, or one of JSON.
+
+    Returns the exit code: 1 where every agent has diverged.
+    """
     with board(output.quiet) as listen:
         done = run(listen)
     if done is None:  # a dry run ends with its plan
-        return
+        return 0
     result = done.result or {"run": done.path.name, "path": str(done.path), "stopped": True}
     if output.json:
         print(text.json_line(result))
@@ -139,23 +143,31 @@ def _show_training(output: OutputConfig, run: Callable[[Board], Any]) -> None:
         print(summary(result))
     else:
         print(f"stopped; go on with: shoal resume {done.path}")
+    return 0 if result.get("alive", 1) else 1
 
 
 def summary(result: Mapping[str, Any]) -> str:
     """A finished run in three lines."""
     steps, rate = text.count(result["env_steps"], " "), text.count(result["env_steps_per_s"])
-    took, compiling = text.duration(result["wall_s"]), text.duration(result["compile_s"])
+    took, compiling, total = (text.duration(result[name]) for name in ("wall_s", "compile_s", "total_s"))
     lines = [
-        f"{_returns(result)}; {result['alive']} of {result['agents']} agents alive",
-        f"{steps} env steps in {took} (compiling {compiling}; then {rate} steps/s)",
+        _returns(result),
+        f"{steps} env steps in {took} (compiling {compiling}; then {rate} steps/s); {total} with all else",
         f"all of it is in {result['path']}",
     ]
+    if lost := result["diverged"]:
+        named = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
+        lines.insert(
+            1,
+            f"{len(lost)} of {result['agents']} agents diverged and were frozen: {named} "
+            f"(is the env sound? shoal env check {result['env']})",
+        )
     return "\n".join(lines)
 
 
 def _returns(row: Mapping[str, Any]) -> str:
     ends = row.get("return_ci")
-    interval = f" (95 % {ends[0]:.1f} … {ends[1]:.1f})" if ends else ""
+    interval = f" (95 % {text.score(ends[0])} … {text.score(ends[1])})" if ends else ""
     return (
         f"return {text.score(row['return_mean'])}{interval}, IQM {text.score(row['return_iqm'])}, "
         f"greedy {text.score(row['return_greedy'])}"

@@ -1,6 +1,8 @@
 """The first env of a user: a small task that works, with its test, to be changed line by line."""
 
+import importlib.util
 import keyword
+import sys
 from pathlib import Path
 
 from shoal.errors import ShoalError
@@ -12,8 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from shoal.envs.params import as_arrays
-from shoal.types import Box, Env, Step
+from shoal import Box, Env, Step, as_arrays
 
 
 class Params(NamedTuple):
@@ -51,7 +52,7 @@ TEST = """import jax
 import jax.numpy as jnp
 from {name} import State, make_env
 
-from shoal.envs.check import check_env
+from shoal import check_env
 
 
 def test_{name}_keeps_the_contract():
@@ -75,6 +76,8 @@ def write_new_env(name: str, folder: str | Path = ".") -> tuple[Path, Path]:
         raise ShoalError(
             f"{name!r} cannot be the name of a Python module", "use letters, digits and _, as in my_env"
         )
+    if name in sys.stdlib_module_names or importlib.util.find_spec(name):
+        raise ShoalError(f"{name} is the name of a module there is already", f"try {name}_env")
     paths = Path(folder) / f"{name}.py", Path(folder) / f"test_{name}.py"
     for path in paths:
         if path.exists():

@@ -137,14 +137,21 @@ class Scores(NamedTuple):
 
 
 def evaluate(
-    agent: Agent, env: Env, policy: Tree, params: Params, index: Array, max_steps: int, greedy: bool
+    agent: Agent,
+    env: Env,
+    policy: Tree,
+    params: Params,
+    index: Array,
+    max_steps: int,
+    greedy: bool,
+    seed: int = 0,
 ) -> Scores:
     """One episode per entry of `index` [E], each until it ends or `max_steps` have passed.
 
-    Start states and draws follow from the episode's number alone, so every agent of every run faces the
-    same ones. Statistics are frozen: nothing but `act` runs.
+    Start states and draws follow from `seed` and the episode's number alone, so every agent of every run
+    faces the same ones. Statistics are frozen: nothing but `act` runs.
     """
-    keys = per_env(stream(0, 0, EVALUATE), index)
+    keys = per_env(stream(seed, 0, EVALUATE), index)
     start_keys, act_keys, world_keys = jax.vmap(lambda k: jax.random.split(k, 3), out_axes=1)(keys)
     number = index.shape[0]
     state, obs = jax.vmap(env.reset, (0, None))(start_keys, params)

@@ -65,4 +65,10 @@ class Stopping(NamedTuple):
     reason: str  # what was asked: a signal, a time budget, a return
 
 
-Event = Planned | Compiling | Compiled | Progress | Evaluated | Saved | Diverged | Stopping
+class Note(NamedTuple):
+    """Something worth a line."""
+
+    text: str
+
+
+Event = Note | Planned | Compiling | Compiled | Progress | Evaluated | Saved | Diverged | Stopping

@@ -106,9 +106,12 @@ def compile_rollout(recipe: Recipe, layout: Layout) -> Callable[[AgentState, np.
 
 
 def compile_evaluation(
-    recipe: Recipe, layout: Layout, episodes: int, max_steps: int
+    recipe: Recipe, layout: Layout, episodes: int, max_steps: int, seed: int = 0
 ) -> Callable[[AgentState], tuple[Scores, Scores]]:
-    """State → scores [P, E] of the sampled and of the greedy policy; the state is only read."""
+    """State → scores [P, E] of the sampled and of the greedy policy; the state is only read.
+
+    `seed` chooses the episodes, which are the same for every agent.
+    """
     shards = layout.data_shards if episodes % layout.data_shards == 0 else 1
     number = episodes // shards
 
@@ -119,7 +122,7 @@ def compile_evaluation(
         def one(state, greedy):
             policy = recipe.agent.policy(state.learner)
             arguments = recipe.agent, recipe.env, policy, state.env_params, index
-            return device.evaluate(*arguments, max_steps, greedy)
+            return device.evaluate(*arguments, max_steps, greedy, seed)
 
         return tuple(jax.vmap(partial(one, greedy=greedy))(state) for greedy in (False, True))
 
