@@ -342,8 +342,34 @@ def test_sizes_that_do_not_divide_name_numbers_that_would():
 
 @pytest.mark.parametrize("name", ["num_envs", "num_steps", "epochs", "minibatches"])
 def test_sizes_below_1_are_refused(name):
-    with pytest.raises(ShoalError, match=f"ppo.{name} = 0"):
+    with pytest.raises(ShoalError, match=f"--ppo.{name} 0 must be from 1"):
         Sizes(**{name: 0})
+
+
+def test_rows_that_cannot_be_counted_are_refused_at_once():
+    with pytest.raises(ShoalError, match=r"num_envs \* num_steps = 2,147,483,648 must be below"):
+        Sizes(num_envs=2**16, num_steps=2**15, minibatches=7)
+    with pytest.raises(ShoalError, match="not divisible"):
+        Sizes(num_envs=1, num_steps=2**31 - 1, minibatches=7)
+
+
+@pytest.mark.parametrize("hidden", [(0,), (64, -3), (2**40,)])
+def test_a_layer_has_units(hidden):
+    with pytest.raises(ShoalError, match="a layer has 1 to"):
+        Sizes(hidden=hidden)
+
+
+def test_an_unknown_activation_names_the_nearest():
+    with pytest.raises(ShoalError, match="no activation is called 'rely'") as error:
+        Sizes(activation="rely")
+    assert "did you mean relu? use tanh, relu" in error.value.hint
+
+
+def test_every_knob_has_a_range_that_holds_its_default():
+    assert set(ppo.RANGES) == set(Knobs._fields)
+    assert all(
+        low <= value <= high for value, (low, high) in zip(Knobs(), map(ppo.RANGES.get, Knobs._fields))
+    )
 
 
 def test_strata_divide_envs_and_leave_every_minibatch_its_equal_share():

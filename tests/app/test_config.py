@@ -1,16 +1,22 @@
+from types import SimpleNamespace
+
 import pytest
 
+from shoal.algos import ppo
 from shoal.app import presets
 from shoal.app.commandline import read_train, split_dotted
 from shoal.app.config import (
     Duration,
     TrainConfig,
+    _countable,
+    algo_defaults,
     comments,
     convert,
     read_recorded,
     reopen,
     resolve,
     set_params,
+    split_algo,
     to_toml_tables,
 )
 from shoal.envs import cartpole
@@ -88,12 +94,61 @@ def test_a_recorded_run_reads_back_equal_with_its_origins(tmp_path, preset):
         ({}, {"ppo": {"lr": "fast"}}, "ppo.lr = 'fast' is not a number"),
         ({}, {"ppo": {"minibatches": 5}}, "not divisible"),
         ({}, {"ppo": {"anneal": "maybe"}}, "true or false"),
+        ({"stop_at": "nan"}, {}, "stop_at = 'nan' is not"),
+        ({}, {"ppo": {"lr": float("nan")}}, "ppo.lr = nan is not a number"),
+        ({}, {"ppo": {"gamma": 1.5}}, "--ppo.gamma 1.5 must be from 0 to 1"),
+        ({}, {"ppo": {"lr": "-1"}}, "--ppo.lr -1 must be at least 0"),
+        ({}, {"ppo": {"lr": "inf"}}, "--ppo.lr inf must be from 0 to"),
+        ({}, {"ppo": {"clip": -0.1}}, "--ppo.clip -0.1 must be at least 0"),
+        ({"seed": 2**32}, {}, "--seed 4294967296 must be from 0 to 4,294,967,295"),
+        ({"agents": 2**31}, {}, "--agents"),
+        ({"eval_episodes": 2**31}, {}, "--eval-episodes"),
+        ({"time_limit": 2**31}, {}, "--time-limit"),
+        ({"time_limit": -1}, {}, "--time-limit -1 must be at least 0"),
+        ({"devices": 100_000}, {}, "--devices"),
+        ({"steps": "1e30"}, {}, "updates of 512 steps, more than 2,147,483,647"),
+        ({}, {"ppo": {"num_envs": 2**31}}, "--ppo.num_envs"),
+        ({}, {"ppo": {"num_envs": 2**30}}, "num_envs * num_steps"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_would_be_right(explicit, dotted, said):
     with pytest.raises(ShoalError, match=None) as caught:
         resolve(explicit, dotted)
     assert said in str(caught.value)
+
+
+def test_a_folder_is_no_settings_file(tmp_path):
+    with pytest.raises(ShoalError, match="cannot be read: Is a directory"):
+        resolve({}, {}, tmp_path)
+
+
+def test_a_clip_may_be_switched_off():
+    assert resolve({}, {"ppo": {"max_grad_norm": "inf"}}).algo["max_grad_norm"] == float("inf")
+
+
+def test_the_last_of_everything_is_accepted():
+    settings = resolve({"seed": 2**32 - 1, "steps": 512 * (2**31 - 1)})
+    assert settings.train.seed == 2**32 - 1
+
+
+def test_an_algorithm_of_ones_own_needs_no_ranges():
+    module = SimpleNamespace(Knobs=ppo.Knobs, Sizes=ppo.Sizes, __name__="mine")
+    knobs, _ = split_algo(module, algo_defaults(module) | {"gamma": 1.5})
+    assert knobs.gamma == 1.5
+
+
+def test_updates_and_rows_of_any_algorithm_can_be_counted():
+    with pytest.raises(ShoalError, match="updates of 1 steps"):
+        _countable(TrainConfig(steps=2**31), SimpleNamespace(num_envs=1, num_steps=1))
+    with pytest.raises(ShoalError, match=r"num_envs \* num_steps"):
+        _countable(TrainConfig(), SimpleNamespace(num_envs=2**16, num_steps=2**16))
+
+
+@pytest.mark.parametrize("value", ["nan", float("nan"), "1e300", "x"])
+def test_an_env_setting_is_a_number_that_fits(value):
+    defaults = cartpole.make().default_params()
+    with pytest.raises(ShoalError, match=r"env\.gravity"):
+        set_params(defaults, {"gravity": value})
 
 
 @pytest.mark.parametrize("text", ["agents = 3", "[train]\nagnets = 3", "[ppo]\nlr = 'x'", "[train\n"])

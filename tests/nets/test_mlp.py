@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from shoal.errors import ShoalError
-from shoal.nets import house_net
-from shoal.nets.mlp import ACTIVATIONS, MANY_ROWS, forward, make
+from shoal.nets import ACTIVATIONS, house_net
+from shoal.nets.mlp import MANY_ROWS, forward, make
 from shoal.types import Box, Net
 
 SPACE = Box(-1.0, 1.0, (5,))

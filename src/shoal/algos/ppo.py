@@ -7,6 +7,7 @@ critic share nothing. Values bootstrap through truncation from the true final ob
 Left out: the KL penalty variant (no better in the paper) and recurrent networks.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ import optax
 
 from shoal.envs.spaces import zeros
 from shoal.errors import ShoalError
-from shoal.nets import NetMaker
+from shoal.nets import NetMaker, check_layers
 from shoal.ops.advantages import discounted_sums, gae
 from shoal.ops.distributions import Distribution, distribution
 from shoal.ops.losses import clipped_squared_error, clipped_surrogate, squared_error
@@ -37,6 +38,18 @@ class Knobs(NamedTuple):
     max_grad_norm: float = 0.5  # over all parameters together
 
 
+LARGEST = float(jnp.finfo(jnp.float32).max)
+RANGES = {  # what a knob may be, both ends included; inf switches a clip off
+    "lr": (0.0, LARGEST),
+    "gamma": (0.0, 1.0),
+    "gae_lambda": (0.0, 1.0),
+    "clip": (0.0, math.inf),
+    "ent_coef": (0.0, LARGEST),
+    "vf_coef": (0.0, LARGEST),
+    "max_grad_norm": (0.0, math.inf),
+}
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Settings that shape the program."""
@@ -55,12 +68,16 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name in ("num_envs", "num_steps", "epochs", "minibatches"):
-            if getattr(self, name) < 1:
-                raise ShoalError(f"ppo.{name} = {getattr(self, name)} must be at least 1")
+            if not 1 <= getattr(self, name) < 2**31:
+                raise ShoalError(f"--ppo.{name} {getattr(self, name)} must be from 1 to {2**31 - 1:,}")
         rows = self.num_envs * self.num_steps
+        if rows >= 2**31:
+            raise ShoalError(f"num_envs * num_steps = {rows:,} must be below {2**31:,}", "use fewer")
+        check_layers(self.hidden, self.activation)
         if rows % self.minibatches:
-            divisors = (m for m in range(1, rows + 1) if rows % m == 0)
-            near = sorted(divisors, key=lambda m: abs(m - self.minibatches))[:2]
+            small = [m for m in range(1, math.isqrt(rows) + 1) if rows % m == 0]
+            divisors = {*small, *(rows // m for m in small)}
+            near = sorted(divisors, key=lambda m: (abs(m - self.minibatches), m))[:2]
             raise ShoalError(
                 f"num_envs * num_steps = {rows} is not divisible by minibatches = {self.minibatches}",
                 f"try --ppo.minibatches {' or '.join(map(str, sorted(near)))}",

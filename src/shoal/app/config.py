@@ -6,6 +6,7 @@ Command line, TOML file and Python keywords all go through `resolve`: default â†
 
 import difflib
 import inspect
+import math
 import re
 import types
 import typing
@@ -18,6 +19,9 @@ from shoal.errors import ShoalError
 
 Tables = Mapping[str, Mapping[str, Any]]  # settings by group: "train", the algorithm's name, "env"
 Duration = NewType("Duration", float)  # seconds; written 90, "90s", "10m" or "2h"
+INT32 = 2**31 - 1  # what is counted on the device
+LARGEST_FLOAT = (2 - 2**-23) * 2.0**127  # of 32 bits
+MOST_DEVICES = 1024  # of one process
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,15 @@ class TrainConfig:
     keep: int = 3  # newest checkpoints kept, besides the best
 
     def __post_init__(self) -> None:
-        for name in ("agents", "steps", "eval_episodes", "keep"):
-            _at_least(1, name, getattr(self, name))
-        for name in ("seed", "time_limit", "devices", "chunk", "eval_every", "for_s", "checkpoint_every"):
-            _at_least(0, name, getattr(self, name))
+        for name in ("steps", "keep"):
+            _within(1, math.inf, name, getattr(self, name))
+        for name in ("chunk", "eval_every", "for_s", "checkpoint_every"):
+            _within(0, math.inf, name, getattr(self, name))
+        for name in ("agents", "eval_episodes"):
+            _within(1, INT32, name, getattr(self, name))
+        _within(0, INT32, "time_limit", self.time_limit)
+        _within(0, 2**32 - 1, "seed", self.seed)
+        _within(0, MOST_DEVICES, "devices", self.devices)
 
 
 @dataclass(frozen=True)
@@ -109,8 +118,10 @@ def resolve(
                     _known(name, [_dotted(table, k) for k in kinds[table]], "setting", _all_of(table))
                     values[table][key] = convert(name, value, kinds[table][key])
                 origins[name] = origin
-    split_algo(module, values[group])  # validates
-    return Settings(TrainConfig(**values["train"]), values[group], values["env"], origins)
+    train = TrainConfig(**values["train"])
+    _, sizes = split_algo(module, values[group], group)
+    _countable(train, sizes)
+    return Settings(train, values[group], values["env"], origins)
 
 
 def reopen(path: Path, changes: Mapping[str, Any] | None = None) -> Settings:
@@ -146,7 +157,7 @@ def set_params(defaults: Any, overrides: Mapping[str, Any]) -> Any:
     for key, value in overrides.items():
         name = _dotted("env", key)
         _known(name, [_dotted("env", k) for k in named], "setting", "shoal envs NAME lists all of an env")
-        changed[key] = _like(named[key], convert(name, value, _kind_of(named[key])))
+        changed[key] = _like(name, named[key], convert(name, value, _kind_of(named[key])))
     return defaults._replace(**changed)
 
 
@@ -178,8 +189,13 @@ def algo_defaults(module: Any) -> dict[str, Any]:
     return {**module.Knobs()._asdict(), **asdict(module.Sizes())}
 
 
-def split_algo(module: Any, values: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The algorithm's (Knobs, Sizes) from its settings by name."""
+def split_algo(module: Any, values: Mapping[str, Any], group: str = "") -> tuple[Any, Any]:
+    """The algorithm's (Knobs, Sizes) from its settings by name; ShoalError for a knob outside its range.
+
+    An algorithm may give `RANGES`: knob â†’ (low, high), both included.
+    """
+    for name, (low, high) in getattr(module, "RANGES", {}).items():
+        _within(low, high, f"{group or group_of(module.__name__)}.{name}", values[name])
     knobs = module.Knobs(**{name: values[name] for name in module.Knobs._fields})
     sizes = module.Sizes(**{f.name: values[f.name] for f in fields(module.Sizes)})
     return knobs, sizes
@@ -253,7 +269,7 @@ def _convert(value: Any, kind: Any) -> Any:
     number = (
         int(value) if isinstance(value, str) and re.fullmatch(r"\s*[-+]?[\d_]+\s*", value) else float(value)
     )
-    if kind is int and number != int(number):
+    if number != (int(number) if kind is int else number):  # a fraction, or NaN
         raise ValueError
     return kind(number)
 
@@ -274,8 +290,11 @@ def _kind_of(value: Any) -> type:
     return kinds[value.dtype.kind] if hasattr(value, "dtype") else type(value)
 
 
-def _like(default: Any, value: Any) -> Any:
+def _like(name: str, default: Any, value: Any) -> Any:
     """`value` with the dtype of `default`: a Python number among arrays would compile anew."""
+    largest = LARGEST_FLOAT if isinstance(value, float) else INT32
+    if isinstance(value, int | float) and math.isfinite(value) and abs(value) > largest:
+        raise ShoalError(f"{flag(name)} {show_value(value)} is too large: at most {largest:g} fits 32 bits")
     return default.dtype.type(value) if hasattr(default, "dtype") else value
 
 
@@ -289,8 +308,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def flag(name: str) -> str:
-    """A flat setting as a command-line option."""
-    return "--for" if name == "for_s" else "--" + name.replace("_", "-")
+    """A setting as a command-line option."""
+    return "--for" if name == "for_s" else f"--{name}" if "." in name else "--" + name.replace("_", "-")
 
 
 def comments(cls: Any) -> dict[str, str]:
@@ -317,15 +336,32 @@ def _all_of(table: str) -> str:
     return "shoal train --help lists all" if table == "train" else f"shoal algos {table} lists all"
 
 
-def _at_least(minimum: int, name: str, value: float | None) -> None:
-    if value is not None and value < minimum:
-        raise ShoalError(f"{flag(name)} {show_value(value)} must be at least {minimum}")
+def _within(low: float, high: float, name: str, value: float | None) -> None:
+    if value is not None and not low <= value <= high:
+        most = f"{high:,}" if isinstance(high, int) else f"{high:g}"
+        bounds = f"at least {low:g}" if value < low else f"from {low:g} to {most}"
+        raise ShoalError(f"{flag(name)} {show_value(value)} must be {bounds}")
+
+
+def _countable(train: TrainConfig, sizes: Any) -> None:
+    """Updates, and the rows of one, are counted in int32 on the device."""
+    rows = sizes.num_envs * sizes.num_steps
+    if not 1 <= rows <= INT32:
+        raise ShoalError(f"num_envs * num_steps = {rows:,} must be from 1 to {INT32:,}")
+    if (updates := -(-train.steps // rows)) > INT32:
+        raise ShoalError(
+            f"--steps {train.steps:.3g} is {updates:.3g} updates of {rows:,} steps, more than {INT32:,}",
+            f"use --steps {INT32 * rows} or fewer",
+        )
 
 
 def _read_file(path: Path) -> Tables:
     from shoal.runs.manifest import read_toml
 
-    tables = read_toml(path)
+    try:
+        tables = read_toml(path)
+    except OSError as error:
+        raise ShoalError(f"{path} cannot be read: {error.strerror}", "--config takes a TOML file") from error
     for key, value in tables.items():
         if not isinstance(value, dict):
             raise ShoalError(

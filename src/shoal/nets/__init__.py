@@ -1,7 +1,10 @@
 """Networks as (init, apply) pairs over Equinox layers; apply takes a batch of observations of one agent."""
 
+import difflib
 import math
 from collections.abc import Callable
+
+import jax
 
 from shoal.errors import ShoalError
 from shoal.nets.inputs import has_images
@@ -10,7 +13,26 @@ from shoal.types import Net, Space
 # (obs_space, outputs, scale of the last layer's orthogonal init) -> (init, apply)
 NetMaker = Callable[[Space, int, float], Net]
 
+ACTIVATIONS = {
+    "tanh": jax.numpy.tanh,
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "gelu": jax.nn.gelu,
+    "elu": jax.nn.elu,
+}
 HIDDEN_GAIN = math.sqrt(2.0)
+WIDEST = 2**20  # units of one layer
+
+
+def check_layers(hidden: tuple[int, ...], activation: str) -> None:
+    """ShoalError unless the house's networks can be made of these."""
+    if not all(1 <= units <= WIDEST for units in hidden):
+        shown = ",".join(map(str, hidden))
+        raise ShoalError(f"hidden = {shown}: a layer has 1 to {WIDEST:,} units", "for example 64,64")
+    if activation not in ACTIVATIONS:
+        near = difflib.get_close_matches(activation, ACTIVATIONS, 1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ShoalError(f"no activation is called {activation!r}", f"{hint}use {', '.join(ACTIVATIONS)}")
 
 
 def house_net(kind: str, hidden: tuple[int, ...], activation: str) -> NetMaker:

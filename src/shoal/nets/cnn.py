@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from shoal.errors import ShoalError
-from shoal.nets import HIDDEN_GAIN
+from shoal.nets import ACTIVATIONS, HIDDEN_GAIN
 from shoal.nets.inputs import image, image_shape, vector, vector_size
-from shoal.nets.mlp import ACTIVATIONS, forward, stack
+from shoal.nets.mlp import forward, stack
 from shoal.ops.init import orthogonals
 from shoal.types import Array, Key, Net, Params, Space, Tree
 

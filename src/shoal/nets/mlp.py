@@ -10,18 +10,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from shoal.nets import HIDDEN_GAIN
+from shoal.nets import ACTIVATIONS, HIDDEN_GAIN
 from shoal.nets.inputs import vector, vector_size
 from shoal.ops.init import orthogonals
 from shoal.types import Array, Key, Net, Params, Space, Tree
 
-ACTIVATIONS = {
-    "tanh": jnp.tanh,
-    "relu": jax.nn.relu,
-    "silu": jax.nn.silu,
-    "gelu": jax.nn.gelu,
-    "elu": jax.nn.elu,
-}
 MANY_ROWS = 32
 
 Layers = tuple[Any, ...]  # eqx.nn.Linear, whose bias is typed as optional and here never is
