@@ -1,6 +1,7 @@
 """`check_env` passes what is right and names what is wrong; every broken env here has one fault."""
 
 import itertools
+import time
 from typing import NamedTuple
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from shoal.envs import acrobot, breakout, cartpole, mountaincar, mountaincar_continuous, pendulum
-from shoal.envs.check import check_env
+from shoal.envs.check import check_env, form
 from shoal.envs.params import as_arrays
 from shoal.types import Box, Discrete, Env, MultiDiscrete, Step
 
@@ -153,6 +154,13 @@ def test_an_exception_is_told_with_its_line():
     [
         (None, "attributes", "env.step: expected a function, got None"),
         (GOOD._replace(time_limit=-1), "attributes", "env.time_limit: expected an int"),
+        (GOOD._replace(action_space=lambda params: Discrete(0)), "spaces", "got Discrete(n=0)"),
+        (GOOD._replace(obs_space=lambda params: Box(0, 1, (0,))), "spaces", "at least one entry"),
+        (
+            GOOD._replace(obs_space=lambda params: Box(0, float("nan"), (2,))),
+            "spaces",
+            "expected low <= high",
+        ),
         (GOOD._replace(default_params=lambda: 1 / 0), "params", "ZeroDivisionError"),
         (GOOD._replace(obs_space=lambda params: "Box"), "spaces", "got 'Box'"),
         (GOOD._replace(obs_space=lambda params: ()), "spaces", "got none"),
@@ -179,6 +187,18 @@ def test_an_env_that_cannot_be_vmapped_is_told_once():
     name, message = only_failure(GOOD._replace(step=calls_python))
     assert name == "play"
     assert message.startswith("NotImplementedError – ")
+
+
+def test_form_runs_nothing_and_uses_the_params_it_is_given():
+    def branches_on_the_params(params):
+        return Box(-2.0, 2.0, (2 if params.speed == 0.5 else 3,))
+
+    env = GOOD._replace(obs_space=branches_on_the_params)
+    assert not any(row.status == "fail" for row in form(env, Params(0.5)))
+    assert form(env)[-1].status == "fail"
+    began = time.perf_counter()
+    form(GOOD)
+    assert time.perf_counter() - began < 1
 
 
 # --- Play: found by running ------------------------------------------------------------------------

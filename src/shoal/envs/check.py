@@ -1,13 +1,14 @@
 """Does an env keep the contract? `check_env` uses it in every way training will, and says what breaks.
 
-The checks come in two rounds: `FORM` looks at shapes and dtypes, plays at random once, and stops at the first
-failure; `PLAY` judges what was seen. An exception in the env becomes a row that names its line.
+The checks come in two rounds: `FORM` looks at shapes and dtypes without running anything, and stops at the
+first failure; `PLAY` plays at random once and judges what was seen. An exception in the env becomes a row
+that names its line.
 """
 
 import functools
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ class Report(NamedTuple):
     @property
     def ok(self) -> bool:
         """No row failed; warnings are allowed."""
-        return all(row.status != "fail" for row in self.rows)
+        return not _failed(self.rows)
 
     def __str__(self) -> str:
         return "\n".join(f"{row.status:4}  {row.name:14}  {row.message}" for row in self.rows)
@@ -50,16 +51,20 @@ def check_env(env: Env, *, seed: int = 0, steps: int = 1000) -> Report:
     `steps` are played by each of at least 16 envs; a few seconds, most of them compiling.
     """
     case = Case(env, jax.random.key(seed), steps)  # the first checks fill it, outside of any trace
-    rows: list[Row] = []
-    for check in FORM:
-        rows += _run(check, case)
-        if any(row.status == "fail" for row in rows):
-            break
-    else:
+    rows = _until_failure((*FORM, check_play), case)
+    if not _failed(rows):
         for check in PLAY:
             rows += _run(check, case)
     named = rows[0].status == "ok"
     return Report(env.name if named else type(env).__name__, tuple(rows))
+
+
+def form(env: Env, params: Params = None) -> tuple[Row, ...]:
+    """What can be known without compiling or running: parts, spaces, shapes, dtypes. Takes milliseconds.
+
+    Stops at the first check that fails, whose rows are then the last. `params` instead of the default ones.
+    """
+    return tuple(_until_failure(FORM, Case(env, jax.random.key(0), 0, params)))
 
 
 class Seen(NamedTuple):
@@ -83,10 +88,11 @@ class Case:
     env: Env
     key: Key
     steps: int
+    given: Params = None  # instead of the default params
 
     @cached_property
     def params(self) -> Params:
-        return self.env.default_params()
+        return self.env.default_params() if self.given is None else self.given
 
     @cached_property
     def obs_space(self) -> Space:
@@ -162,8 +168,8 @@ def check_attributes(case: Case) -> Problems:
     if not isinstance(given := getattr(case.env, "name", None), str):
         yield _fail("env.name", "a string", repr(given), "give the env a short name")
     limit = getattr(case.env, "time_limit", None)
-    if not isinstance(limit, int) or limit < 0:
-        yield _fail("env.time_limit", "an int, 0 = no limit", repr(limit), "count in steps")
+    if not isinstance(limit, int | np.integer) or not 0 <= limit < 2**31:
+        yield _fail("env.time_limit", "an int from 0 (no limit) to 2^31 - 1", repr(limit), "count in steps")
 
 
 def check_params(case: Case) -> Problems:
@@ -188,7 +194,9 @@ def check_spaces(case: Case) -> Problems:
                 )
             elif leaf.dtype.itemsize == 8:
                 yield _fail(name, "at most 32 bits", leaf.dtype, "use float32 or int32")
-            elif np.any(np.greater(*spaces.bounds(leaf))):
+            elif 0 in leaf.shape or getattr(leaf, "n", 1) < 1:
+                yield _fail(name, "at least one entry and one choice", leaf, "leave an empty part out")
+            elif not np.all(np.less_equal(*spaces.bounds(leaf))):
                 yield _fail(name, "low <= high", spaces.describe(leaf), "swap or widen the bounds")
 
 
@@ -376,7 +384,6 @@ FORM: tuple[Callable[[Case], Problems], ...] = (
     check_step,
     check_stable_state,
     check_mask_form,
-    check_play,
 )
 PLAY: tuple[Callable[[Case], Problems], ...] = (
     check_determinism,
@@ -479,6 +486,19 @@ def _numbers(tree: Tree) -> list[Array]:
 
 
 # --- Messages ---------------------------------------------------------------------------------
+
+
+def _failed(rows: Iterable[Row]) -> bool:
+    return any(row.status == "fail" for row in rows)
+
+
+def _until_failure(checks: Iterable[Callable[[Case], Problems]], case: Case) -> list[Row]:
+    rows: list[Row] = []
+    for check in checks:
+        rows += _run(check, case)
+        if _failed(rows):
+            break
+    return rows
 
 
 def _run(check: Callable[[Case], Problems], case: Case) -> list[Row]:
