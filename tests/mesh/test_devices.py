@@ -1,13 +1,14 @@
 """How many cores there are to use, and what must be said when not all of them are."""
 
 import os
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 from shoal.errors import ShoalError
 from shoal.mesh import devices
-from shoal.mesh.devices import cores, nvidia_present, open_devices
+from shoal.mesh.devices import cores, host_memory, memory, nvidia_present, open_devices
 
 
 @pytest.fixture
@@ -58,6 +59,34 @@ def test_systems_without_affinity_count_all_cores(monkeypatch, tmp_path):
     assert cores(tmp_path) == 1
 
 
+MEMINFO = "MemTotal:  9000 kB\nMemFree:  1 kB\nMemAvailable:   5000 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "want"),
+    [
+        ({"meminfo": MEMINFO}, 5_120_000),
+        ({"meminfo": MEMINFO, "memory_dot_max": "max\n"}, 5_120_000),
+        ({"meminfo": MEMINFO, "memory_dot_max": "4096\n"}, 4096),
+        ({"meminfo": MEMINFO, "memory__memory.limit_in_bytes": "8192\n"}, 8192),
+        ({"meminfo": MEMINFO, "memory__memory.limit_in_bytes": "9223372036854771712\n"}, 5_120_000),
+        ({"memory_dot_max": "4096\n"}, 4096),
+        ({"meminfo": "MemTotal: 1 kB\n"}, 0),
+        ({}, 0),
+    ],
+)
+def test_memory_is_what_is_available_cut_by_a_limit(tmp_path, files, want):
+    assert host_memory(write(tmp_path, **files), tmp_path / "meminfo") == want
+
+
+def test_the_memory_of_accelerators_is_added_up_where_all_tell():
+    def gpu(stats):
+        return SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
+
+    assert memory([gpu({"bytes_limit": 3}), gpu({"bytes_limit": 4})]) == 7
+    assert memory([gpu({"bytes_limit": 3}), gpu(None)]) == 0
+
+
 def test_when_jax_has_too_few_devices_already_a_note_says_so(monkeypatch):
     jax.devices()
     monkeypatch.setattr(devices, "cores", lambda: 64)
@@ -74,7 +103,7 @@ def test_when_jax_has_enough_devices_nothing_is_said(monkeypatch):
 
 
 def test_fewer_devices_can_be_asked_for(monkeypatch):
-    monkeypatch.setattr(devices, "nvidia_present", lambda: False)
+    monkeypatch.setattr(devices, "cores", lambda: 4)
     opened = open_devices("cpu", 3)
     assert (opened.kind, len(opened.devices), opened.notes) == ("cpu", 3, ())
 
@@ -83,6 +112,18 @@ def test_more_devices_than_there_are_is_an_error_with_the_number():
     with pytest.raises(ShoalError, match="the 8 cpu devices") as error:
         open_devices("cpu", 9)
     assert "--devices 8" in error.value.hint
+
+
+def test_more_devices_than_cores_are_for_tests_and_say_so(monkeypatch):
+    monkeypatch.setattr(devices, "cores", lambda: 2)
+    opened = open_devices("cpu", 5)
+    assert len(opened.devices) == 5
+    assert opened.notes == ("5 devices on 2 cores: this is slower than 2, for tests only",)
+
+
+def test_a_negative_number_of_devices_is_refused():
+    with pytest.raises(ShoalError, match="--devices -1 must be at least 0"):
+        open_devices("cpu", -1)
 
 
 @pytest.mark.parametrize("kind", ["gpu", "tpu"])

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax
 from shoal.errors import ShoalError
 
 CGROUP = pathlib.Path("/sys/fs/cgroup")
+MEMINFO = pathlib.Path("/proc/meminfo")
 
 
 class Devices(NamedTuple):
@@ -43,6 +45,32 @@ def _quota_v1(cgroup: pathlib.Path) -> tuple[int, int]:
         return 0, 0
 
 
+def memory(devices: Sequence[jax.Device]) -> int:
+    """Bytes that a program may take on these devices together; 0 where nothing tells."""
+    if devices[0].platform == "cpu":
+        return host_memory()
+    limits = [(device.memory_stats() or {}).get("bytes_limit", 0) for device in devices]
+    return sum(limits) if all(limits) else 0
+
+
+def host_memory(cgroup: pathlib.Path = CGROUP, meminfo: pathlib.Path = MEMINFO) -> int:
+    """Bytes available on this machine, cut by a container's limit (cgroup v2, v1); 0 where nothing tells."""
+    limits = (
+        _first_number(cgroup / "memory.max"),
+        _first_number(cgroup / "memory" / "memory.limit_in_bytes"),
+        _first_number(meminfo, "MemAvailable:") * 1024,
+    )
+    return min((limit for limit in limits if limit > 0), default=0)
+
+
+def _first_number(path: pathlib.Path, after: str = "") -> int:
+    """The number that a file starts with, or that follows a word in it; 0 where there is none."""
+    try:
+        return int(path.read_text().partition(after)[2].split()[0] if after else path.read_text())
+    except (OSError, ValueError, IndexError):  # no such file, or "max": no limit
+        return 0
+
+
 def nvidia_present(root: pathlib.Path = pathlib.Path("/")) -> bool:
     """Whether this machine shows an NVIDIA card, whatever JAX can use."""
     return (root / "dev/nvidia0").exists() or (root / "proc/driver/nvidia/version").exists()
@@ -57,7 +85,10 @@ def open_devices(kind: str = "auto", count: int = 0) -> Devices:
     notes: list[str] = []
     if kind not in ("auto", "cpu", "gpu", "tpu"):
         raise ShoalError(f"no kind of device is called {kind!r}", "use auto, cpu, gpu or tpu")
-    wanted = max(count, cores())
+    if count < 0:
+        raise ShoalError(f"--devices {count} must be at least 0", "0 = all there are")
+    have = cores()
+    wanted = max(count, have)
     try:
         jax.config.update("jax_num_cpu_devices", wanted)
     except RuntimeError:
@@ -78,6 +109,8 @@ def open_devices(kind: str = "auto", count: int = 0) -> Devices:
             f"--devices {count} asks for more than the {len(devices)} {found} devices there are",
             f"use --devices {len(devices)}, or leave it out to use all",
         )
+    if found == "cpu" and count > have:
+        notes.append(f"{count} devices on {have} cores: this is slower than {have}, for tests only")
     return Devices(found, tuple(devices[: count or len(devices)]), tuple(notes))
 
 
