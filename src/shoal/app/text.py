@@ -10,7 +10,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 def count(number: float, space: str = "") -> str:
     """500k, 8M, 1.25M: three digits."""
-    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    for unit, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(number) >= 0.9995 * scale:
             return f"{number / scale:.3g}{space}{unit}"
     return f"{number:.3g}{space}"
