@@ -1,9 +1,12 @@
 """Put the rooms together: from settings to everything a run is made of, before anything is compiled."""
 
 import dataclasses
+import functools
 import hashlib
 import json
+import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +14,18 @@ from typing import Any, NamedTuple
 
 import jax
 
-from shoal.app import catalogue, policies
-from shoal.app.config import Settings, set_params, split_algo
-from shoal.mesh.devices import Devices, open_devices
+from shoal.app import catalogue, policies, text
+from shoal.app.blame import describe
+from shoal.app.config import Settings, group_of, set_params, split_algo
+from shoal.envs.check import form
+from shoal.errors import ShoalError
+from shoal.mesh.devices import Devices, memory, open_devices
 from shoal.mesh.layout import Layout, lay_out
 from shoal.runs import manifest
 from shoal.training import events, loop, program
 from shoal.types import Agent, Env, Tree
+
+_log = logging.getLogger("shoal")
 
 LONGEST_EPISODE = 10_000  # steps of an evaluation episode in an env without a time limit
 
@@ -43,15 +51,15 @@ class Assembled(NamedTuple):
 
 
 def assemble(settings: Settings) -> Assembled:
-    """Load env and algorithm, check that they fit, and lay the population over the devices."""
+    """Load env and algorithm, check that they fit, and lay the population over the devices.
+
+    ShoalError where the env breaks its contract, or where the agents alone are more than memory holds.
+    """
     train = settings.train
     use_compile_cache()
     devices = open_devices(train.device, train.devices)
-    env = catalogue.load_env(train.env)
-    if train.time_limit is not None:
-        env = env._replace(time_limit=train.time_limit)
-    env_params = set_params(env.default_params(), settings.env)
-    knobs, sizes = split_algo(catalogue.load_algo(train.algo), settings.algo)
+    env, env_params = _load_env(settings)
+    knobs, sizes = split_algo(catalogue.load_algo(train.algo), settings.algo, group_of(train.algo))
     spaces = env.obs_space(env_params), env.action_space(env_params)
     agent = policies.make_agent(train.algo, sizes, train.net, *spaces)
     layout = lay_out(devices.devices, train.agents, sizes.strata)
@@ -67,7 +75,51 @@ def assemble(settings: Settings) -> Assembled:
         seconds=train.for_s,
         checkpoint_every=train.checkpoint_every,
     )
-    return Assembled(settings, devices, env, env_params, knobs, sizes, agent, layout, recipe, plan)
+    made = Assembled(settings, devices, env, env_params, knobs, sizes, agent, layout, recipe, plan)
+    refuse_too_large(made, _least_bytes(made))
+    return made
+
+
+def _load_env(settings: Settings) -> tuple[Env, Tree]:
+    """The env and its params, both as the settings say, and of the right form."""
+    spec = settings.train.env
+    env = catalogue.load_env(spec)
+    if settings.train.time_limit is not None:
+        env = env._replace(time_limit=settings.train.time_limit)
+    hint = f"shoal env check {spec} tells more"
+    try:
+        defaults = env.default_params()
+    except Exception as error:
+        raise ShoalError(f"{spec}: default_params() failed: {describe(error)}", hint) from error
+    params = set_params(defaults, settings.env)
+    if broken := [row.message for row in form(env, params) if row.status == "fail"]:
+        raise ShoalError(f"{spec} breaks the contract of an env: {'; '.join(broken)}", hint)
+    return env, params
+
+
+def refuse_too_large(made: Assembled, needed: int) -> None:
+    """ShoalError where `needed` bytes, on all devices together, are more than the memory there is."""
+    available = memory(list(made.layout.mesh.devices.flat))
+    if not 0 < available < needed:
+        return
+    agents = made.plan.agents
+    if fits := agents * available // needed:
+        hint = f"about {fits:,} agents fit: --agents {fits}"
+    else:
+        hint = "not even one agent fits: use fewer or smaller envs, steps per update, or layers"
+    raise ShoalError(
+        f"{agents:,} agents need {text.size(needed)} of memory, and {text.size(available)} are available",
+        hint,
+    )
+
+
+def _least_bytes(made: Assembled) -> int:
+    """What the population's learners and envs take, whatever the program adds; known before compiling."""
+    key, recipe = jax.random.key(0), made.recipe
+    learner = jax.eval_shape(made.agent.init, key, made.knobs)
+    world = jax.eval_shape(made.env.reset, key, made.env_params)
+    size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return made.layout.lanes * (size(learner) + recipe.num_envs * size(world))
 
 
 def planned(made: Assembled, bytes_predicted: int, notes: tuple[str, ...] = ()) -> events.Planned:
@@ -95,12 +147,12 @@ def planned(made: Assembled, bytes_predicted: int, notes: tuple[str, ...] = ()) 
 
 def facts(made: Assembled) -> dict[str, Any]:
     """What a run's manifest says from the start."""
-    mesh = made.layout.mesh
-    return manifest.collect(
+    mesh, known = made.layout.mesh, manifest.collect()
+    return known | dict(
         finished=False,
         env=made.settings.train.env,
         algo=made.settings.train.algo,
-        fingerprint=fingerprint(made),
+        fingerprint=fingerprint(made, known["packages"]),
         seed=made.settings.train.seed,
         agents=made.plan.agents,
         lanes=made.layout.lanes,
@@ -116,11 +168,11 @@ def facts(made: Assembled) -> dict[str, Any]:
     )
 
 
-def fingerprint(made: Assembled) -> str:
-    """What must agree for two agents to share a program, as 12 hex digits."""
+def fingerprint(made: Assembled, packages: dict[str, str]) -> str:
+    """What must agree for two agents to share a program, as 12 hex digits; `packages` with versions."""
     train = made.settings.train
     shared = dict(
-        packages=manifest.collect()["packages"],
+        packages=packages,
         env=train.env,
         time_limit=made.env.time_limit,
         algo=train.algo,
@@ -167,8 +219,21 @@ class Compiler:
 def use_compile_cache() -> None:
     """Keep compiled programs between processes; a user's own choice of folder stands."""
     config: Any = jax.config
-    if config.jax_compilation_cache_dir is None:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        jax.config.update("jax_compilation_cache_dir", str(Path(home) / "shoal" / "jax"))
+    if config.jax_compilation_cache_dir is None and (folder := _cache_folder()):
+        jax.config.update("jax_compilation_cache_dir", folder)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@functools.cache  # asked, and complained about, once
+def _cache_folder() -> str | None:
+    """Where compiled programs are kept; None where nothing can be written."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "shoal" / "jax"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return str(folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        _log.warning("compiled programs are not kept, so every start compiles again: %s", error)
+        return None
