@@ -140,19 +140,83 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["5"]
 
 
-def test_a_failed_background_write_surfaces_at_the_next_call(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError("No space left on device")
+def fill(patch):
+    """Make the disk a full one."""
+    patch.setattr(checkpoints.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 0))
+
+
+def test_a_full_disk_costs_checkpoints_and_one_warning_but_no_older_one(tmp_path, monkeypatch, caplog):
+    state = {"w": jnp.zeros(2)}
+    saver = checkpoints.Saver(tmp_path / "run" / "checkpoints", last=1)
+    saver.save(1, state, {})
+    saver.wait()
+    with monkeypatch.context() as patch:
+        fill(patch)
+        for step in (2, 3):
+            saver.save(step, state, {})
+        with pytest.raises(ShoalError, match=r"Cannot write a checkpoint to .*: No space left") as error:
+            saver.wait()
+    assert f"shoal resume {tmp_path / 'run'}" in error.value.hint
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["1"]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    saver.wait()  # said once
+    saver.save(4, state, {})
+    saver.wait()
+    assert checkpoints.steps(tmp_path / "run" / "checkpoints") == [4]
+
+
+def test_a_quota_is_as_quiet_as_a_full_disk(tmp_path):
+    """Orbax finds out halfway, in several threads that would each print a traceback."""
+    program = """
+        import pathlib, resource, signal, sys
+        import jax
+        from shoal.errors import ShoalError
+        from shoal.runs import checkpoints
+        state = {i: jax.random.normal(jax.random.key(i), (500_000,)) for i in range(8)}
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        saver = checkpoints.Saver(pathlib.Path(sys.argv[1]))
+        saver.save(1, state, {})
+        try:
+            saver.wait()
+        except ShoalError:
+            sys.exit(3)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (3, "")
+    assert result.stderr.startswith("Cannot write checkpoint 1, training goes on: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_waiting_for_a_save_can_be_interrupted_and_taken_up_again(tmp_path):
+    class Pending:
+        def __init__(self, real):
+            self.real, self.asked = real, 0
+
+        def result(self):
+            self.asked += 1
+            if self.asked == 1:
+                raise KeyboardInterrupt
+            return self.real.result()
 
     saver = checkpoints.Saver(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "write_atomic", fail)
-        saver.save(1, {"w": jnp.zeros(2)}, {})
-        with pytest.raises(OSError, match="No space left"):
-            saver.wait()
-    saver.save(2, {"w": jnp.zeros(2)}, {})
+    saver.save(1, {"w": jnp.zeros(2)}, {})
+    saver._pending = pending = Pending(saver._pending)
+    with pytest.raises(KeyboardInterrupt):
+        saver.wait()
     saver.wait()
-    assert checkpoints.steps(tmp_path) == [2]
+    assert pending.asked == 2
+    assert checkpoints.steps(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b", "c")])
+def test_meta_of_other_names_is_refused(names, tmp_path):
+    checkpoints.save(tmp_path, 1, {}, {"a": 1, "b": 2})
+    assert checkpoints.restore(tmp_path, {}, meta=("b", "a"))[1] == {"a": 1, "b": 2}
+    with pytest.raises(ShoalError, match=r"its meta differs in [bc]\n"):
+        checkpoints.restore(tmp_path, {}, meta=names)
 
 
 class Killed(BaseException):

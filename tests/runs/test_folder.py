@@ -111,6 +111,20 @@ def test_a_run_is_found_by_name_and_by_path(tmp_path):
     assert folder.open_run(f"{run.path}/", tmp_path / "other") == run
 
 
+def test_a_path_is_a_path_and_last_is_never_a_folder_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for place in ("foo", "last", "runs/foo"):
+        run = folder.create("elsewhere", "cartpole", "ppo", place)
+        manifest.write_json(run.manifest, {})
+    assert folder.open_run(Path("foo")).path == Path("foo")
+    assert folder.open_run("./foo").path == Path("foo")
+    assert folder.open_run("foo").path == Path("runs/foo")
+    with pytest.raises(ShoalError, match="There is no run 'last' in runs"):
+        folder.open_run("last")
+    with pytest.raises(ShoalError, match="There is no run at bar"):
+        folder.open_run(Path("bar"))
+
+
 def test_a_missing_run_names_the_nearest(tmp_path):
     with pytest.raises(ShoalError, match="There is no run 'last'") as error:
         folder.open_run("last", tmp_path / "none")
@@ -124,11 +138,14 @@ def test_a_missing_run_names_the_nearest(tmp_path):
     assert error.value.hint == f"The newest run there is {run.name}."
 
 
-def test_runs_are_listed_newest_first_and_a_damaged_one_hides_none(tmp_path):
+@pytest.mark.parametrize("damage", ["{", "[]", "5", "\xff"])
+def test_runs_are_listed_newest_first_and_a_damaged_one_last(damage, tmp_path):
     old, new = make(tmp_path, started="2024-05-01"), make(tmp_path, started="2025-05-01")
-    make(tmp_path).manifest.write_text("{")
+    damaged = make(tmp_path)
+    damaged.manifest.write_text(damage, "latin-1")
     folder.create(tmp_path, "never", "started")
-    assert folder.list_runs(tmp_path) == [new, old]
+    assert folder.list_runs(tmp_path) == [new, old, damaged]
+    assert folder.status(damaged) == "damaged"
 
 
 def test_size_counts_every_file(tmp_path):
@@ -169,6 +186,8 @@ def test_a_locked_run_is_live_and_a_killed_process_frees_it(tmp_path):
 
 def test_a_finished_run_says_so(tmp_path):
     assert folder.status(make(tmp_path, finished=True)) == "finished"
+    assert folder.status(make(tmp_path, finished=True, result={"alive": 1})) == "finished"
+    assert folder.status(make(tmp_path, finished=True, result={"alive": 0})) == "diverged"
 
 
 def test_the_room_is_light_to_import():

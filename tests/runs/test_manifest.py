@@ -59,6 +59,18 @@ def test_json_is_strict(tmp_path):
         manifest.read_json(path)
 
 
+def test_what_a_record_lacks_is_named(tmp_path):
+    path = tmp_path / "a.json"
+    with pytest.raises(ShoalError, match=r"Cannot read .*a.json: No such file"):
+        manifest.read_object(path)
+    for text, said in (("[]", r"it holds \[\], not an object"), ('{"x": 1}', "it has no y, z")):
+        path.write_text(text)
+        with pytest.raises(ShoalError, match=rf"a.json is damaged: {said}"):
+            manifest.read_object(path, "x", "y", "z")
+    with pytest.raises(ShoalError, match=r"a.json is damaged: it has no y"), manifest.reading(path):
+        _ = {"x": 1}["y"]
+
+
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     manifest.write_json(path, 1)

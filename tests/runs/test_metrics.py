@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import ShoalError
-from shoal.runs.metrics import BLOCK, RowWriter, read_rows, tail, truncate_after
+from shoal.runs.metrics import BLOCK, RowWriter, last_rows, read_rows, tail, truncate_after
 
 
 def chunk(updates, agents=3, **more):
@@ -107,13 +107,31 @@ def test_rows_beyond_the_checkpoint_are_cut_and_a_torn_one_goes(tmp_path):
     assert read_rows(path)["updates"].tolist() == [1] * 3 + [2] * 3 + [3] * 3
 
 
-def test_a_damaged_row_in_the_middle_is_named(tmp_path):
+@pytest.mark.parametrize("row", [b'{"upd', b"5", b"[]", b"1,2", b"\xff"])
+def test_a_damaged_row_in_the_middle_is_named(row, tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"updates": 1}\n{"upd\n{"updates": 2}\n')
-    with pytest.raises(ShoalError, match="damaged row"):
+    path.write_bytes(b'{"updates": 1}\n' + row + b'\n{"updates": 2}\n')
+    for read in (read_rows, tail, last_rows, lambda path: truncate_after(path, 2)):
+        if read is last_rows:
+            path.write_bytes(path.read_bytes() + row + b"\n")
+        with pytest.raises(ShoalError, match=r"metrics.jsonl has a damaged row"):
+            read(path)
+
+
+@pytest.mark.parametrize("value", ['"x"', "[1, 2]", "{}"])
+def test_what_is_no_number_is_named(value, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"updates": 1}}\n{{"updates": {value}}}\n')
+    with pytest.raises(ShoalError, match=r"metrics.jsonl is damaged"):
         read_rows(path)
-    with pytest.raises(ShoalError, match="damaged row"):
-        truncate_after(path, 2)
+
+
+def test_the_last_rows_are_those_of_the_last_chunk(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    assert last_rows(path) == []
+    write(path, 1, 2)
+    assert {row["updates"] for row in last_rows(path)} == {2}
+    assert len(last_rows(path)) == 3
 
 
 def test_tail_gives_each_row_once_and_waits_for_a_torn_one(tmp_path):

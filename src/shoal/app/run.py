@@ -1,12 +1,13 @@
 """A run as Python sees it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from shoal.app import policies
+from shoal.app import policies, text
 from shoal.runs import folder, manifest
+from shoal.runs.folder import RunFolder
 from shoal.runs.metrics import read_rows
 
 
@@ -16,8 +17,13 @@ class Run:
     def __init__(self, path: str | Path, root: str | Path = "runs"):
         self.folder = folder.open_run(path, root)
         self.path = self.folder.path
-        self.manifest: dict[str, Any] = manifest.read_json(self.folder.manifest)
+        self.manifest: dict[str, Any] = manifest.read_object(self.folder.manifest)
         self.result: dict[str, Any] = self.manifest.get("result") or {}
+
+    @classmethod
+    def of(cls, run: RunFolder) -> Self:
+        """The run in exactly this folder."""
+        return cls(run.path)
 
     @property
     def finished(self) -> bool:
@@ -44,6 +50,5 @@ class Run:
     def __repr__(self) -> str:
         if not self.finished:
             return f"Run({self.path}, unfinished)"
-        return (
-            f"Run({self.path}, return {self.result['return_mean']:.4g} over {self.result['agents']} agents)"
-        )
+        score = text.score(self.result.get("return_mean"))
+        return f"Run({self.path}, return {score} over {len(self.returns)} agents)"

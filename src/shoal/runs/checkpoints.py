@@ -7,14 +7,17 @@ what does not fit it leaf by leaf, and the devices may differ.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import re
 import secrets
 import shutil
+import sys
+import time
 import zlib
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -23,9 +26,11 @@ import jax
 import numpy as np
 
 from shoal.errors import ShoalError
-from shoal.runs.manifest import read_json, write_atomic
+from shoal.runs.manifest import read_object, reading, write_atomic
 
 Tree = Any  # a pytree of jax arrays; None and empty nodes are structure
+SECONDS_OF_ECHO = 1.0  # that the writers of a failed save go on for
+OTHER = "It is of another program or other sizes: resume with the run's own config.toml and version."
 
 _log = logging.getLogger(__name__)
 
@@ -33,29 +38,41 @@ _log = logging.getLogger(__name__)
 class Saver:
     """Writes checkpoints in the background, one at a time, while the loop goes on.
 
-    A write that failed raises at the next call (`save`, `wait`, or leaving the `with` block).
+    A write that failed (a full disk) costs that checkpoint and one warning, and leaves the older ones as
+    they were; if it was the last one, `wait` and leaving the `with` block raise a ShoalError.
     """
 
     def __init__(self, folder: Path, last: int = 3):
         self._folder = folder
         self._last = last
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._pending: Future[None] | None = None
+        self._pending: Future[Exception | None] | None = None
+        self._warned = False
 
     def save(self, step: int, state: Tree, meta: dict[str, Any], protect: Set[int] = frozenset()) -> None:
         """Copy `state` (its buffers may be donated as soon as this returns) and start writing it as `step`.
 
         Once it is complete, older ones go but for the newest `last` and those in `protect`.
         """
-        self.wait()
+        if self._pending is not None:
+            self._pending.result()
         copied = _copy(state)
         self._pending = self._thread.submit(self._write, step, copied, meta, protect)
 
     def wait(self) -> None:
-        """Return once the last save is complete and synced."""
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        """Return once the last save is complete and synced; ShoalError if it could not be written.
+
+        Interrupted, it can be called again.
+        """
+        if self._pending is None:
+            return
+        error = self._pending.result()
+        self._pending = None
+        if error is not None:
+            raise ShoalError(
+                f"Cannot write a checkpoint to {self._folder}: {_reason(error)}",
+                f"Free space, then shoal resume {self._folder.parent}",
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -64,9 +81,19 @@ class Saver:
         self._thread.shutdown(wait=True)
         self.wait()
 
-    def _write(self, step: int, copied: "_Copy", meta: dict[str, Any], protect: Set[int]) -> None:
-        _write(self._folder, step, copied, meta)
-        keep(self._folder, self._last, protect)
+    def _write(self, step: int, copied: "_Copy", meta: dict[str, Any], protect: Set[int]) -> Exception | None:
+        try:
+            _write(self._folder, step, copied, meta)
+            keep(self._folder, self._last, protect)
+        except Exception as error:  # of Orbax's, too: it has its own for a full disk
+            shutil.rmtree(self._folder / f"tmp-{step}", ignore_errors=True)
+            if not self._warned:
+                _log.warning(
+                    "Cannot write checkpoint %d, training goes on: %s: %s", step, self._folder, _reason(error)
+                )
+            self._warned = True
+            return error
+        return None
 
 
 def save(folder: Path, step: int, state: Tree, meta: dict[str, Any]) -> None:
@@ -77,12 +104,15 @@ def save(folder: Path, step: int, state: Tree, meta: dict[str, Any]) -> None:
     _write(folder, step, _copy(state), meta)
 
 
-def restore(folder: Path, like: Tree, step: int | None = None) -> tuple[Tree, dict[str, Any]]:
+def restore(
+    folder: Path, like: Tree, step: int | None = None, meta: Collection[str] | None = None
+) -> tuple[Tree, dict[str, Any]]:
     """The state and meta of `step`, or of the newest undamaged checkpoint.
 
     `like` is a pytree of ShapeDtypeStructs (or arrays) that gives structure, shapes, dtypes and
     shardings; devices may differ from those it was saved on. ShoalError if there is no checkpoint, if
-    `step` is damaged, or if any leaf is missing, left over, or of another shape or dtype.
+    `step` is damaged, or if any leaf is missing, left over, or of another shape or dtype; likewise if
+    the meta's names are not exactly those of `meta`, where given.
     """
     if step is None:
         step = _newest(folder)
@@ -91,10 +121,13 @@ def restore(folder: Path, like: Tree, step: int | None = None) -> tuple[Tree, di
     elif damage := _damage(_place(folder, step)):
         raise ShoalError(f"Checkpoint {step} in {folder} is damaged: {damage}", f"There are: {steps(folder)}")
     place = _place(folder, step)
-    record = read_json(place / "state.json")
+    record = read_object(place / "state.json", "leaves", "meta")
     paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(like)
     wanted = {jax.tree_util.keystr(path): leaf for path, leaf in paths_and_leaves}
-    _check_fits(place, record["leaves"], wanted)
+    with reading(place / "state.json"):
+        _check_fits(place, record["leaves"], wanted)
+        if meta is not None and (odd := set(meta) ^ set(record["meta"])):
+            raise ShoalError(f"{place} does not fit: its meta differs in {', '.join(sorted(odd))}", OTHER)
     arrays = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in wanted.items() if not leaf.size}
     if len(arrays) < len(wanted):
         with _orbax() as ocp:
@@ -159,6 +192,8 @@ def _write(folder: Path, step: int, copied: _Copy, meta: dict[str, Any]) -> None
         shutil.rmtree(leftover)
     temporary, place, old = folder / f"tmp-{step}", folder / f"{step}", folder / f"{step}.old"
     temporary.mkdir()
+    if sum(array.nbytes for array in copied.arrays.values()) > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # before Orbax finds out halfway
     if copied.arrays:
         with _orbax() as ocp:
             ocp.PyTreeCheckpointer().save((temporary / "arrays").absolute(), copied.arrays)
@@ -231,14 +266,19 @@ def _crc32(path: Path) -> int:
 
 
 def _check_fits(place: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    hint = "It is of another program or other sizes: resume with the run's own config.toml and version."
     for path in [*wanted, *saved]:
         expected = _describe(wanted[path].dtype, wanted[path].shape) if path in wanted else "nothing"
         got = _describe(saved[path]["dtype"], saved[path]["shape"]) if path in saved else "nothing"
         if expected != got:
             raise ShoalError(
-                f"{place} does not fit: at {path or 'the root'} expected {expected}, got {got}", hint
+                f"{place} does not fit: at {path or 'the root'} expected {expected}, got {got}", OTHER
             )
+
+
+def _reason(error: Exception) -> str:
+    """An error in one line: Orbax's quote whole call chains."""
+    text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    return text.splitlines()[0][:200]
 
 
 def _describe(dtype: Any, shape: Any) -> str:
@@ -256,15 +296,27 @@ def _sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def _orbax() -> Iterator[Any]:
-    """Orbax, imported when first needed (0.4 s), and kept from logging through a root handler of its own.
+    """Orbax, imported when first needed (0.4 s), and kept quiet: what fails in it is raised, once.
 
-    It and absl call `logging.info` and the like, which give a bare root logger a handler for good.
+    It and absl call `logging.info` and the like, which give a bare root logger a handler for good. When
+    one array cannot be written, the others' threads print that they found its event loop closed.
     """
-    placeholder = logging.NullHandler()
+    placeholder, asyncio_log, hook = logging.NullHandler(), logging.getLogger("asyncio"), sys.unraisablehook
     logging.getLogger().addHandler(placeholder)
+    asyncio_log.addFilter(_nothing)
+    sys.unraisablehook = _nothing
     try:
         import orbax.checkpoint as ocp
 
         yield ocp
+    except Exception:
+        time.sleep(SECONDS_OF_ECHO)  # in the background, on the way to giving up this checkpoint
+        raise
     finally:
+        sys.unraisablehook = hook
+        asyncio_log.removeFilter(_nothing)
         logging.getLogger().removeHandler(placeholder)
+
+
+def _nothing(*_: object) -> bool:
+    return False

@@ -26,7 +26,7 @@ try:
 except ImportError:  # Windows: runs go unlocked and are never seen live
     fcntl = None
 
-Status = Literal["live", "finished", "stopped"]
+Status = Literal["live", "finished", "diverged", "stopped", "damaged"]
 
 _log = logging.getLogger(__name__)
 
@@ -102,8 +102,8 @@ def open_run(spec: str | Path, root: str | Path = "runs") -> RunFolder:
     ShoalError naming the nearest run if there is none.
     """
     root = Path(root)
-    for path in (_last(root) if str(spec) == "last" else None, root / spec, Path(spec)):
-        if path is not None and (path / "manifest.json").is_file():
+    for path in places(spec, root):
+        if (path / "manifest.json").is_file():
             return RunFolder(path)
     names = [run.name for run in list_runs(root)]
     near = difflib.get_close_matches(Path(spec).name, names, n=1, cutoff=0.4)
@@ -113,16 +113,32 @@ def open_run(spec: str | Path, root: str | Path = "runs") -> RunFolder:
         hint = f"The newest run there is {names[0]}."
     else:
         hint = "There are no runs there yet."
-    raise ShoalError(f"There is no run {str(spec)!r} in {root}", hint)
+    where = f"at {spec}" if isinstance(spec, Path) else f"{spec!r} in {root}"
+    raise ShoalError(f"There is no run {where}", hint)
+
+
+def places(spec: str | Path, root: str | Path = "runs") -> list[Path]:
+    """Where `spec` may lie, the likeliest first: a path is only itself, and `last` is never `./last`."""
+    root = Path(root)
+    if isinstance(spec, Path) or Path(spec).name != spec:
+        return [Path(spec)]
+    if spec == "last":
+        return [path] if (path := _last(root)) else []
+    return [root / spec, Path(spec)]
 
 
 def list_runs(root: str | Path = "runs") -> list[RunFolder]:
-    """The runs directly under `root`, newest first. A folder is a run once it has a manifest."""
+    """The runs directly under `root`, newest first, damaged ones last.
+
+    A folder is a run once it has a manifest.
+    """
     found = {}
     for path in Path(root).glob("*/manifest.json"):
         if not path.parent.is_symlink():
-            with contextlib.suppress(ShoalError, OSError):  # one damaged run does not hide the others
-                found[RunFolder(path.parent)] = str(manifest.read_json(path).get("started"))
+            run = RunFolder(path.parent)
+            found[run] = ""
+            with contextlib.suppress(ShoalError):
+                found[run] = str(manifest.read_object(path).get("started"))
     return sorted(found, key=lambda run: (found[run], run.name), reverse=True)
 
 
@@ -155,14 +171,21 @@ def lock(folder: RunFolder) -> Iterator[None]:
 
 
 def status(folder: RunFolder) -> Status:
-    """Live while a process holds the lock; else finished if the manifest says `"finished": true`."""
-    with contextlib.suppress(FileNotFoundError), open(folder.path / ".lock") as file:
+    """Live while a process holds the lock; else what the manifest says, if it can be read.
+
+    A run that finished without an agent left is `diverged`.
+    """
+    with contextlib.suppress(OSError), open(folder.path / ".lock") as file:
         if not _take(file):
             return "live"
-    with contextlib.suppress(ShoalError, OSError):
-        if manifest.read_json(folder.manifest).get("finished"):
-            return "finished"
-    return "stopped"
+    try:
+        facts = manifest.read_object(folder.manifest)
+        if not facts.get("finished"):
+            return "stopped"
+        with manifest.reading(folder.manifest):
+            return "diverged" if (facts.get("result") or {}).get("alive") == 0 else "finished"
+    except ShoalError:
+        return "damaged"
 
 
 def _take(file: Any) -> bool:

@@ -3,6 +3,7 @@
 Every file is replaced in one step, so a reader or a crash sees the old one or the new one, never half.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import math
@@ -14,7 +15,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ PACKAGES = (
     *("shoal", "jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "libtpu", "numpy", "optax"),
     *("equinox", "orbax-checkpoint", "gymnasium", "gymnax", "minatar", "mujoco", "mujoco-mjx"),
 )
+
+RESTORE = "Restore the file or start a new run."
 
 
 def collect(**extra: Any) -> dict[str, Any]:
@@ -56,9 +59,34 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise ShoalError(
-            f"{path} is not valid JSON: {error}", "Restore the file or start a new run."
-        ) from error
+        raise ShoalError(f"{path} is not valid JSON: {error}", RESTORE) from error
+
+
+def read_object(path: Path, *keys: str) -> dict[str, Any]:
+    """A JSON object that has at least `keys`; a ShoalError names the file and what is wrong with it."""
+    with reading(path):
+        found = read_json(path)
+    if not isinstance(found, dict):
+        raise ShoalError(f"{path} is damaged: it holds {found!r:.60}, not an object", RESTORE)
+    if missing := [key for key in keys if key not in found]:
+        raise ShoalError(f"{path} is damaged: it has no {', '.join(missing)}", RESTORE)
+    return found
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around the few lines that take a file's contents apart: what fails there is the file's fault.
+
+    A ShoalError names the file and what is missing or strange.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ShoalError(f"Cannot read {path}: {error.strerror or error}", RESTORE) from error
+    except KeyError as error:
+        raise ShoalError(f"{path} is damaged: it has no {error.args[0]}", RESTORE) from error
+    except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ShoalError(f"{path} is damaged: {error}", RESTORE) from error
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

@@ -15,9 +15,11 @@ from typing import Any, Self
 import numpy as np
 
 from shoal.errors import ShoalError
-from shoal.runs.manifest import write_atomic
+from shoal.runs.manifest import reading, write_atomic
 
+TAIL_BYTES = 262_144  # enough for the last chunk of many agents
 BLOCK = 20_000  # rows parsed at once when reading: bounds memory, costs no speed
+DELETE = "Delete that line to go on."
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ def truncate_after(path: Path, updates: int) -> None:
     A torn last row goes too. Does nothing where there is no file.
     """
     if path.exists():
-        with open(path, "rb") as file:
+        with reading(path), open(path, "rb") as file:
             kept = [line for line in file if line.endswith(b"\n") and _updates(line, path) <= updates]
         write_atomic(path, b"".join(kept).decode())
 
@@ -89,7 +91,10 @@ def read_rows(path: Path) -> dict[str, np.ndarray]:
         for name in dict.fromkeys([*columns, *chain.from_iterable(block)]):
             parts = columns.setdefault(name, [np.full(rows, np.nan)] if rows else [])
             values = [row.get(name) for row in block]
-            parts.append(np.array(values, dtype=float if None in values else None))
+            with reading(path):
+                parts.append(np.array(values, dtype=float if None in values else None))
+            if parts[-1].dtype.kind not in "biuf":
+                raise ShoalError(f"{path} is damaged: not every {name} is a number", DELETE)
         rows += len(block)
     return {name: np.concatenate(parts) for name, parts in columns.items()}
 
@@ -109,6 +114,23 @@ def tail(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     return [_parse(line, path) for line in lines], offset + sum(map(len, lines))
 
 
+def last_rows(path: Path) -> list[dict[str, Any]]:
+    """The newest rows: those with the last complete row's updates. No file, no rows."""
+    if not path.exists():
+        return []
+    with open(path, "rb") as file:
+        start = max(0, file.seek(0, 2) - TAIL_BYTES)
+        file.seek(start)
+        lines = file.read().split(b"\n")[1 if start else 0 : -1]
+    rows: list[dict[str, Any]] = []
+    for line in reversed(lines):
+        row = _parse(line, path)
+        if rows and row.get("updates") != rows[0].get("updates"):
+            break
+        rows.append(row)
+    return rows
+
+
 def _json_texts(array: np.ndarray) -> np.ndarray:
     """The shortest JSON number that reads back as the same value, for each entry."""
     if array.dtype.kind == "b":
@@ -119,11 +141,11 @@ def _json_texts(array: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(floats), floats.astype(str), "null")
 
 
-def _parse(line: bytes, path: Path) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ShoalError(f"{path} has a damaged row: {line[:60]!r}", "Delete that line to go on.") from error
+def _parse(line: bytes, path: Path) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        if isinstance(row := json.loads(line), dict):
+            return row
+    raise ShoalError(f"{path} has a damaged row: {line[:60]!r}", DELETE)
 
 
 def _updates(line: bytes, path: Path) -> int:
@@ -138,7 +160,9 @@ def _blocks(path: Path) -> Iterator[list[dict[str, Any]]]:
         return
     with open(path, "rb") as file:
         while lines := [line for line in islice(file, BLOCK) if line.endswith(b"\n")]:
-            try:
-                yield json.loads(b"[" + b",".join(lines) + b"]")
-            except ValueError:
-                yield [_parse(line, path) for line in lines]  # raises, naming the line
+            block = []
+            with contextlib.suppress(ValueError):
+                block = json.loads(b"[" + b",".join(lines) + b"]")
+            if len(block) != len(lines) or not all(isinstance(row, dict) for row in block):
+                block = [_parse(line, path) for line in lines]  # raises, naming the line
+            yield block
