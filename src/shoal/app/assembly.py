@@ -104,7 +104,7 @@ def refuse_too_large(made: Assembled, needed: int) -> None:
         return
     agents = made.plan.agents
     if fits := agents * available // needed:
-        hint = f"about {fits:,} agents fit: --agents {fits}"
+        hint = f"at most about {fits:,} agents fit: --agents {fits}"
     else:
         hint = "not even one agent fits: use fewer or smaller envs, steps per update, or layers"
     raise ShoalError(
