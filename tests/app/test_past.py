@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from shoal.app.main import main
+from shoal.app.run import Run
 from shoal.app.watch import replay
 from shoal.runs import folder
-from shoal.runs.manifest import write_json, write_toml
+from shoal.runs.manifest import read_json, write_json, write_toml
 from shoal.runs.metrics import RowWriter
 from shoal.training import events
 
@@ -22,6 +23,7 @@ def make_run(root, name, returns, env="cartpole", finished=True, updates=(4, 8))
     if finished:
         facts["result"] = dict(
             **dict(path=str(run.path), agents=agents, alive=agents, env_steps=800 * agents, wall_s=2.0),
+            **dict(total_s=3.0, diverged=[], env=env, algo="ppo"),
             **dict(compile_s=1.0, env_steps_per_s=800.0, return_ci=None, return_greedy=1.0),
             **dict(return_mean=float(np.mean(returns)), return_iqm=1.0, returns=list(returns)),
         )
@@ -135,6 +137,81 @@ def test_one_agent_gives_no_interval(root, capsys):
 def test_what_cannot_be_compared_is_refused(root, capsys, other, said):
     assert main(["compare", "good", other]) == 2
     assert said in capsys.readouterr().err
+
+
+def edit(run, **result):
+    facts = read_json(run.manifest)
+    write_json(run.manifest, facts | {"result": facts["result"] | result})
+
+
+def test_agents_without_a_return_give_no_interval(root, capsys):
+    edit(folder.open_run("good", root), returns=[None, *range(7)], return_mean=None, return_iqm=None)
+    assert main(["compare", "good", "bad", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row["runs"][0]["interval"] is row["runs"][0]["mean"] is row["probability_of_improvement"] is None
+    assert main(["compare", "good", "bad"]) == 0
+    out = capsys.readouterr().out
+    assert "no interval and no probability: 1 of 8 agents of good have no return" in out
+    assert "nan" not in out
+    assert main(["show", "good"]) == 0
+    assert "return –" in capsys.readouterr().out
+    assert repr(Run("good", root)) == f"Run({root / 'good'}, return – over 8 agents)"
+    assert "good" in names(capsys)
+
+
+def test_a_run_without_an_agent_left_is_diverged(root, capsys):
+    edit(folder.open_run("bad", root), alive=0, diverged=list(range(8)))
+    assert names(capsys, "--where", "status=diverged") == {"bad"}
+
+
+DAMAGE = {
+    "a garbage row": ("metrics.jsonl", b"garbage\n"),
+    "a row that is no row": ("metrics.jsonl", b"5\n"),
+    "a row without columns": ("metrics.jsonl", b"{}\n"),
+    "a manifest that is a list": ("manifest.json", b"[]"),
+    "a manifest without keys": ("manifest.json", b"{}"),
+    "a manifest cut short": ("manifest.json", b'{"env": '),
+    "no settings": ("config.toml", None),
+    "settings cut short": ("config.toml", b"[train"),
+}
+
+
+def damage(run, name, data):
+    path = run.path / name
+    if data is None:
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes() * (name == "metrics.jsonl") + data)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_run_is_listed_as_such_and_hides_no_other(root, capsys, kind):
+    damage(folder.open_run("good", root), *DAMAGE[kind])
+    assert main(["runs", "--json"]) == 0
+    status = {row["name"]: row["status"] for row in json.loads(capsys.readouterr().out)}
+    assert status == {"good": "damaged", "bad": "finished", "single": "finished", "swing": "stopped"}
+    assert main(["runs"]) == 0
+    assert main(["runs", "rm", "good", "--yes"]) == 0
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("verb", ["show", "watch", "report"])
+def test_what_is_damaged_is_said_with_its_place(root, capsys, kind, verb):
+    name, data = DAMAGE[kind]
+    damage(folder.open_run("good", root), name, data)
+    code, err = main([verb, "good"]), capsys.readouterr().err
+    if code == 0:  # what a verb does not need may be damaged
+        assert (verb, name) in {
+            ("show", "metrics.jsonl"),
+            ("show", "manifest.json"),
+            ("report", "config.toml"),
+            ("report", "manifest.json"),
+            ("report", "metrics.jsonl"),
+            ("watch", "metrics.jsonl"),
+        }
+    else:
+        assert code == 2
+        assert name in err
 
 
 def test_a_run_is_watched_from_its_files(root):

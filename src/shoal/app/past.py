@@ -1,11 +1,11 @@
 """The verbs about runs that exist, from their files alone: runs, runs rm, show, compare, report."""
 
+import contextlib
 import operator
 import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from shoal.app.config import convert, nearest, read_recorded, show_value
 from shoal.errors import ShoalError
 from shoal.runs import folder, manifest, statistics
 from shoal.runs.folder import RunFolder
+from shoal.runs.metrics import last_rows
 
-TAIL_BYTES = 262_144  # of metrics.jsonl: enough for the last chunk of many agents
 TESTS = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -75,7 +75,8 @@ def show(
 ) -> None:
     """Show a run's result, and each setting with its origin."""
     found = folder.open_run(run, root)
-    facts = manifest.read_json(found.manifest)
+    facts = manifest.read_object(found.manifest)
+    manifest.read_toml(found.config)  # says so where it is missing
     tables, origins = read_recorded(found.config)
     settings = {
         key if table == "train" else f"{table}.{key}": value
@@ -90,7 +91,8 @@ def show(
     if result := facts.get("result"):
         from shoal.app.training import summary
 
-        print(summary(result))
+        with manifest.reading(found.manifest):
+            print(summary(result))
     for name in (
         "started",
         "command",
@@ -103,7 +105,7 @@ def show(
     ):
         if facts.get(name):
             print(f"{name}: {_flat(facts[name])}")
-    for note in facts.get("notes", ()):
+    for note in facts.get("notes") or ():
         print(f"note: {note}")
     print()
     rows = [dict(setting=k, value=show_value(v), origin=origins.get(k, "")) for k, v in settings.items()]
@@ -127,7 +129,12 @@ def compare(
     x, y = (_returns(run) for run in found)
     rows = [_compared(run, values) for run, values in zip(found, (x, y))]
     better = interval = None
-    if min(len(x), len(y)) > 1:
+    lost = [
+        f"{np.isnan(values).sum()} of {len(values)} agents of {run.name} have no return"
+        for run, values in zip(found, (x, y))
+        if np.isnan(values).any()
+    ]
+    if min(len(x), len(y)) > 1 and not lost:
         better = statistics.probability_of_improvement(x, y)
         interval = statistics.bootstrap_interval((x, y), statistics.probability_of_improvement)
     if json:
@@ -139,7 +146,9 @@ def compare(
         text.table([row | {name: show(row[name]) for name, show in words.items()} for row in rows]),
         end="\n\n",
     )
-    if interval is None:
+    if lost:
+        print(f"no interval and no probability: {'; '.join(lost)}")
+    elif interval is None:
         print("one agent gives no interval and no probability: train with --agents 8 or more")
     else:
         low, high = interval
@@ -172,47 +181,31 @@ def _rows(root: str, where: str | None) -> list[tuple[dict[str, Any], RunFolder]
 
 
 def _row(run: RunFolder) -> dict[str, Any]:
-    """One run as the table has it; steps are per agent."""
-    facts = manifest.read_json(run.manifest)
-    result = facts.get("result") or {}
-    last = _last_chunk(run.metrics)
-    returns = np.array([row.get("return_mean") for row in last], float)
-    lately = float(np.nanmean(returns)) if np.isfinite(returns).any() else None
-    return dict(
-        name=run.name,
-        env=facts.get("env", "?"),
-        algo=facts.get("algo", "?"),
-        agents=facts.get("agents", 0),
-        status=folder.status(run),
-        steps=last[-1]["env_steps"] if last else 0,
-        **{"return": result.get("return_mean", lately)},
-        bytes=folder.size_bytes(run.path),
-        started=facts.get("started", ""),
-    )
+    """One run as the table has it; steps are per agent. What cannot be read is blank, the run `damaged`."""
+    row: dict[str, Any] = dict(name=run.name, env="?", algo="?", agents=0, status="damaged", steps=0)
+    row |= {"return": None, "bytes": folder.size_bytes(run.path), "started": ""}
+    with contextlib.suppress(ShoalError):
+        facts = manifest.read_object(run.manifest, "env", "algo", "agents", "started")
+        row |= {name: str(facts[name]) for name in ("env", "algo", "started")}
+        with manifest.reading(run.manifest):
+            row["agents"] = int(facts["agents"])
+            result = facts.get("result") or {}
+            reached = result.get("return_mean")
+            row["return"] = None if reached is None else float(reached)
+        manifest.read_toml(run.config)
+        last = last_rows(run.metrics)
+        with manifest.reading(run.metrics):
+            row["steps"] = int(last[-1]["env_steps"]) if last else 0
+            returns = np.array([agent.get("return_mean") for agent in last], float)
+            if not result and np.isfinite(returns).any():
+                row["return"] = float(np.nanmean(returns))
+        row["status"] = folder.status(run)
+    return row
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
     changed = dict(steps=text.count(row["steps"]), bytes=text.size(row["bytes"]))
     return {**row, **changed, "return": text.score(row["return"]), "started": row["started"][:16]}
-
-
-def _last_chunk(path: Path) -> list[dict[str, Any]]:
-    """The newest rows of metrics.jsonl: those with the last row's updates."""
-    import json
-
-    if not path.exists():
-        return []
-    with open(path, "rb") as file:
-        start = max(0, file.seek(0, 2) - TAIL_BYTES)
-        file.seek(start)
-        lines = file.read().split(b"\n")[1 if start else 0 : -1]
-    rows: list[dict[str, Any]] = []
-    for line in reversed(lines):
-        row = json.loads(line)
-        if rows and row["updates"] != rows[0]["updates"]:
-            break
-        rows.append(row)
-    return rows
 
 
 def _tests(where: str | None) -> Iterable[Any]:
@@ -237,7 +230,8 @@ def _holds(value: Any, sign: str, wanted: str) -> bool:
 
 
 def _compared(run: RunFolder, returns: np.ndarray) -> dict[str, Any]:
-    interval = statistics.bootstrap_interval(returns) if len(returns) > 1 else None
+    sure = len(returns) > 1 and not np.isnan(returns).any()
+    interval = statistics.bootstrap_interval(returns) if sure else None
     return dict(
         run=run.name,
         agents=len(returns),
@@ -248,10 +242,15 @@ def _compared(run: RunFolder, returns: np.ndarray) -> dict[str, Any]:
 
 
 def _returns(run: RunFolder) -> np.ndarray:
-    result = manifest.read_json(run.manifest).get("result")
+    """Each agent's final return, NaN for none."""
+    result = manifest.read_object(run.manifest).get("result")
     if not result:
         raise ShoalError(f"{run.path} has no result yet", f"shoal resume {run.path}")
-    return np.array(result["returns"], float)
+    with manifest.reading(run.manifest):
+        returns = np.array(result["returns"], float)
+        if returns.ndim != 1 or not returns.size:
+            raise ValueError(f"returns should be a list of numbers: {result['returns']!r:.60}")
+    return returns
 
 
 def _interval(ends: Any) -> str:

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from shoal.app.board import board
-from shoal.app.config import group_of, read_recorded
+from shoal.app.config import group_of
 from shoal.runs import folder, manifest
 from shoal.runs.folder import RunFolder
 from shoal.runs.metrics import tail
 from shoal.training import events
 
 SECONDS_BETWEEN_LOOKS = 0.5
+FACTS = ("env", "algo", "agents", "lanes", "devices", "device", "steps", "steps_asked", "notes")
 
 
 def watch(
@@ -31,18 +32,23 @@ def watch(
 
 def replay(run: RunFolder) -> Iterator[events.Event]:
     """What a run's training says, read from its files as they grow, until nobody trains it any more."""
-    facts = manifest.read_json(run.manifest)
+    facts = manifest.read_object(run.manifest, *FACTS)
+    algo = manifest.read_toml(run.config).get(group_of(facts["algo"]), {})
     planned = False
     chunks, evaluations = _Chunks(run.metrics, facts["agents"]), _Chunks(run.eval, facts["agents"])
     while True:
         live = folder.status(run) == "live"  # asked first: what is written before the end is still read
         for rows in chunks.new():
-            progress = _progress(rows, facts["steps"])
+            with manifest.reading(run.metrics):
+                progress = _progress(rows, facts["steps"])
             if not planned:
-                yield _planned(run, facts, progress.total_updates)
+                yield _planned(facts, algo, progress.total_updates)
                 planned = True
             yield progress
-        yield from (_evaluated(rows) for rows in evaluations.new())
+        for rows in evaluations.new():
+            with manifest.reading(run.eval):
+                evaluated = _evaluated(rows)
+            yield evaluated
         if not live:
             return
         time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -65,8 +71,7 @@ class _Chunks:
         return chunks
 
 
-def _planned(run: RunFolder, facts: Mapping[str, Any], updates: int) -> events.Planned:
-    algo = read_recorded(run.config)[0].get(group_of(facts["algo"]), {})
+def _planned(facts: Mapping[str, Any], algo: Mapping[str, Any], updates: int) -> events.Planned:
     return events.Planned(
         env=facts["env"],
         algo=facts["algo"],

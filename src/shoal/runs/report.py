@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.errors import ShoalError
 from shoal.runs import manifest
 from shoal.runs.folder import RunFolder, status
 from shoal.runs.manifest import write_atomic
@@ -29,9 +30,9 @@ THEME = {INK: "var(--ink)", FAINT: "var(--line)", ACCENT: "var(--accent)", SECON
 
 def write_report(folder: RunFolder) -> Path:
     """Write `report.html` of a run, finished or not, and return its path; about 1 s."""
-    facts = manifest.read_json(folder.manifest) if folder.manifest.exists() else {}
+    facts = manifest.read_object(folder.manifest) if folder.manifest.exists() else {}
     result = facts.get("result") or {}
-    rows, evaluations = read_rows(folder.metrics), read_rows(folder.eval)
+    rows, evaluations = _rows(folder.metrics), _rows(folder.eval)
     scores = _final_scores(result, evaluations)
     parts = [
         _header(folder, facts, result),
@@ -49,6 +50,13 @@ def write_report(folder: RunFolder) -> Path:
     page = PAGE.format(title=html.escape(folder.name), style=STYLE, body="\n".join(filter(None, parts)))
     write_atomic(folder.report, page)
     return folder.report
+
+
+def _rows(path: Path) -> dict[str, np.ndarray]:
+    rows = read_rows(path)
+    if rows and (missing := {"env_steps", "agent"} - set(rows)):
+        raise ShoalError(f"{path} is damaged: its rows have no {', '.join(sorted(missing))}")
+    return rows
 
 
 # --- Sections: each an HTML string, "" where there is nothing to say -----------------------------
