@@ -1,6 +1,6 @@
 """What can be done with a run once it exists: evaluate it again, watch an agent play, export it."""
 
-import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from shoal.algos.update import AgentState
-from shoal.app import catalogue, policies, video
+from shoal.app import catalogue, policies, text, video
 from shoal.app.assembly import Assembled, Compiler, assemble, use_compile_cache
 from shoal.app.config import reopen, set_params
 from shoal.app.session import interval, restored, write_policy
@@ -18,6 +18,7 @@ from shoal.population.lanes import resize
 from shoal.rollout.device import spread
 from shoal.runs import checkpoints, folder, statistics
 from shoal.runs.folder import RunFolder
+from shoal.runs.manifest import reading
 from shoal.training import loop
 
 
@@ -74,13 +75,15 @@ def play(
     run_policy = policies.load(path, agent, root)
     contract = run_policy.contract
     env = catalogue.load_env(contract["env"])._replace(time_limit=contract["time_limit"])
+    source = policies.folder_of(path, root)
     if env.render is None:
         raise ShoalError(f"{env.name} cannot draw itself", "give its Env a render(state, params) function")
-    env_params = set_params(env.default_params(), contract["env_params"])
+    with reading(source / policies.CONTRACT):
+        env_params = set_params(env.default_params(), contract["env_params"])
     env_params = jax.tree.map(jnp.asarray, env_params)
     (number,), (score,) = run_policy.agents, run_policy.returns
-    target = Path(out) if out else policies.folder_of(path, root).parent / f"play-{number}"
-    label = f"agent {number}, return {score:.4g}"
+    target = Path(out) if out else source.parent / f"play-{number}"
+    label = f"agent {number}, return {text.score(score)}"
     return video.film(target, run_policy.agent, env, run_policy.params, spread(env_params, 1), [label])
 
 
@@ -90,17 +93,15 @@ def export(path: str | Path, out: str | Path, agents: str | int = "all", root: s
     A run that was stopped before its end is evaluated first.
     """
     out = Path(out)
-    if out.exists() and any(out.iterdir()):
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ShoalError(f"{out} exists and is not empty", "choose another folder: nothing is overwritten")
-    try:
-        source = policies.folder_of(path, root)
-    except ShoalError:
-        made, _, state, columns = _evaluated(path, None, root, lambda event: None)
-        write_policy(made, out, resize(state, made.plan.agents), columns)
-        source = out
-    if agents == "all":
-        if source != out:
-            shutil.copytree(source, out, dirs_exist_ok=True)
-    else:
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            source = policies.folder_of(path, root)
+        except ShoalError:
+            source = Path(place)
+            made, _, state, columns = _evaluated(path, None, root, lambda event: None)
+            write_policy(made, source, resize(state, made.plan.agents), columns)
+        policies.load(source, agents)  # refuses what could not be loaded from there either
         policies.write_subset(source, out, agents)
     return out

@@ -4,26 +4,34 @@
 named by its path in the Policy tree; `contract.json` says what goes in and comes out and how to rebuild it.
 """
 
+import operator
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from shoal.app import catalogue
+from shoal.app.config import algo_kinds, convert
 from shoal.envs.spaces import describe, from_json, is_space, to_json
 from shoal.errors import ShoalError
 from shoal.nets import house_net
-from shoal.runs.folder import open_run
-from shoal.runs.manifest import read_json, write_json
+from shoal.runs.folder import open_run, places
+from shoal.runs.manifest import read_object, reading, write_json
 from shoal.types import Agent, Space, Tree
 
 FORMAT = 1
 Which = str | int | Sequence[int]
 WEIGHTS, CONTRACT = "policy.safetensors", "contract.json"
+KEYS = (
+    *("env", "env_params", "time_limit", "algo", "net", "sizes"),
+    *("agents", "returns", "obs_space", "action_space"),
+)
 
 
 def make_agent(algo: str, sizes: Any, net: str, obs_space: Space, action_space: Space) -> Agent:
@@ -57,7 +65,7 @@ class Policy:
     def __init__(self, agent: Agent, policy: Tree, contract: dict[str, Any], single: bool):
         self.contract = contract
         self.agents: tuple[int, ...] = tuple(contract["agents"])
-        self.returns: tuple[float, ...] = tuple(contract["returns"])
+        self.returns: tuple[float | None, ...] = tuple(contract["returns"])  # None: no episode, or NaN
         self.obs_space: Space = from_json(contract["obs_space"])
         self.action_space: Space = from_json(contract["action_space"])
         self.agent = agent
@@ -94,6 +102,9 @@ class Policy:
             except (ValueError, TypeError) as error:
                 raise ShoalError(f"obs does not fit {describe(self.obs_space)}: {error}") from error
         lead = self._leading(obs)
+        if 0 in (rows := jax.tree.leaves(obs)[0].shape[:lead]):  # no envs, no actions
+            none = lambda space: (np if back else jnp).zeros((*rows, *space.shape), space.dtype)
+            return jax.tree.map(none, self.action_space, is_leaf=is_space)
         if self._single:
             add = (None,) if lead == 1 else (None, None)
             lead_with = lambda x: (x if isinstance(x, jax.Array) else np.asarray(x))[add]
@@ -132,47 +143,40 @@ def load(path: str | Path, agents: Which = "best", root: str | Path = "runs") ->
     agent acts on obs as the env gives it; `all` and lists are a population, [P, B, …].
     """
     folder = folder_of(path, root)
-    contract = read_json(folder / CONTRACT)
-    if contract.get("format") != FORMAT:
-        raise ShoalError(
-            f"{folder} is a policy of format {contract.get('format')}, this Shoal reads {FORMAT}",
-            "load it with the Shoal version named in its contract, and export it again",
-        )
-    spaces = from_json(contract["obs_space"]), from_json(contract["action_space"])
-    module = catalogue.load_algo(contract["algo"])
-    sizes = module.Sizes(**{name: _plain(value) for name, value in contract["sizes"].items()})
-    agent = make_agent(contract["algo"], sizes, contract["net"], *spaces)
+    contract = _contract(folder)
     chosen = choose_agents(contract["returns"], contract["agents"], agents)
-    arrays = load_file(folder / WEIGHTS)
-    like = jax.eval_shape(lambda: agent.policy(agent.init(jax.random.key(0), module.Knobs())))
+    agent, like = _rebuilt(folder / CONTRACT, contract)
+    arrays = _arrays(folder / WEIGHTS)
     leaves = []
     for name, leaf in _named(like):
-        if name not in arrays or arrays[name].shape[1:] != leaf.shape:
-            found = arrays[name].shape[1:] if name in arrays else "nothing"
+        wanted = leaf.dtype, (len(contract["agents"]), *leaf.shape)
+        found = (arrays[name].dtype, arrays[name].shape) if name in arrays else None
+        if found != wanted:
+            shown = f"{found[0]} {list(found[1])}" if found else "nothing"
             raise ShoalError(
-                f"{folder / WEIGHTS}: {name} should be {leaf.shape} per agent, but there is {found}",
-                "the network has changed since this policy was written; use the code it was written with",
+                f"{folder / WEIGHTS}: {name} should be {wanted[0]} {list(wanted[1])}, but there is {shown}",
+                "the file is damaged, or the network has changed since; use the code it was written with",
             )
         leaves.append(jnp.asarray(arrays[name][chosen]))
     policy = jax.tree.unflatten(jax.tree.structure(like), leaves)
     kept = {name: [contract[name][i] for i in chosen] for name in ("agents", "returns")}
-    return Policy(agent, policy, contract | kept, single=isinstance(agents, str | int) and agents != "all")
+    return Policy(agent, policy, contract | kept, single=not _several(agents) and agents != "all")
 
 
 def choose_agents(returns: list[float], ids: list[int], which: Which) -> list[int]:
     """Places of the agents that `which` means: best, median, worst, all, an id, or several of these."""
+    if not isinstance(which, str) and _several(which) and len(which):
+        return [place for one in which for place in choose_agents(returns, ids, one)]
     if which == "all":
         return list(range(len(ids)))
-    if not isinstance(which, str | int):
-        return [choose_agents(returns, ids, one)[0] for one in which]
     scores = np.asarray([np.nan if x is None else x for x in returns], float)
     order = np.argsort(np.where(np.isnan(scores), -np.inf, scores), kind="stable")
-    places = {"best": order[-1], "median": order[len(order) // 2], "worst": order[0]}
-    if which in places:
-        return [int(places[which])]
+    named = {"best": order[-1], "median": order[len(order) // 2], "worst": order[0]}
+    if isinstance(which, str) and which in named:
+        return [int(named[which])]
     try:
-        return [ids.index(int(which))]
-    except ValueError:
+        return [ids.index(int(which) if isinstance(which, str) else operator.index(which))]  # type: ignore[arg-type]
+    except (ValueError, TypeError):
         raise ShoalError(
             f"there is no agent {which!r}", f"use best, median, worst, or an id from {ids[0]} to {ids[-1]}"
         ) from None
@@ -180,24 +184,69 @@ def choose_agents(returns: list[float], ids: list[int], which: Which) -> list[in
 
 def write_subset(source: Path, out: Path, agents: Which) -> None:
     """Copy only some agents of a policy folder to the folder `out`."""
-    contract = read_json(source / CONTRACT)
+    contract = _contract(source)
     chosen = choose_agents(contract["returns"], contract["agents"], agents)
-    arrays = {path: np.ascontiguousarray(x[chosen]) for path, x in load_file(source / WEIGHTS).items()}
+    arrays = {path: np.ascontiguousarray(x[chosen]) for path, x in _arrays(source / WEIGHTS).items()}
     kept = {name: [contract[name][i] for i in chosen] for name in ("agents", "returns")}
-    out.mkdir(parents=True, exist_ok=True)
-    save_file(arrays, out / WEIGHTS)
-    write_json(out / CONTRACT, contract | kept | {"arrays": _shapes(arrays)})
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, out / WEIGHTS)
+        write_json(out / CONTRACT, contract | kept | {"arrays": _shapes(arrays)})
+    except (OSError, SafetensorError) as error:
+        raise ShoalError(f"Cannot write a policy to {out}: {error}", "choose another folder") from error
 
 
 def folder_of(path: str | Path, root: str | Path = "runs") -> Path:
     """Where the policy of a run, or of an exported folder, lies; ShoalError where there is none."""
-    for folder in (Path(path), Path(path) / "policy"):
-        if (folder / CONTRACT).is_file():
-            return folder
-    folder = open_run(path, root).policy
-    if not (folder / CONTRACT).is_file():
-        raise ShoalError(f"{path} has no policy yet", f"the run has not finished: shoal resume {path}")
-    return folder
+    for place in places(path, root):
+        for folder in (place, place / "policy"):
+            if (folder / CONTRACT).is_file():
+                return folder
+    run = open_run(path, root)
+    raise ShoalError(f"{run.path} has no policy yet", f"the run has not finished: shoal resume {run.path}")
+
+
+def _contract(folder: Path) -> dict[str, Any]:
+    path = folder / CONTRACT
+    contract = read_object(path, "format")
+    if contract["format"] != FORMAT:
+        raise ShoalError(
+            f"{folder} is a policy of format {contract['format']}, this Shoal reads {FORMAT}",
+            "load it with the Shoal version named in its contract, and export it again",
+        )
+    contract = read_object(path, *KEYS)
+    with reading(path):
+        ids, returns = contract["agents"], contract["returns"]
+        numbers = all(isinstance(x, int | float | None) for x in [*ids, *returns])
+        if not ids or len(ids) != len(returns) or not numbers:
+            raise ValueError("agents and returns should be numbers, and as many")
+    return contract
+
+
+def _rebuilt(path: Path, contract: dict[str, Any]) -> tuple[Agent, Tree]:
+    """The Agent that a contract describes, and its Policy as shapes."""
+    with reading(path):
+        spaces = from_json(contract["obs_space"]), from_json(contract["action_space"])
+        module = catalogue.load_algo(contract["algo"])
+        if odd := {field.name for field in fields(module.Sizes)} ^ set(contract["sizes"]):
+            raise ValueError(f"sizes differ from those of {contract['algo']} in {', '.join(sorted(odd))}")
+        kinds = algo_kinds(module)
+        given = contract["sizes"].items()
+        sizes = {name: convert(f"{path}: sizes.{name}", value, kinds[name]) for name, value in given}
+    agent = make_agent(contract["algo"], module.Sizes(**sizes), str(contract["net"]), *spaces)
+    return agent, jax.eval_shape(lambda: agent.policy(agent.init(jax.random.key(0), module.Knobs())))
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    with reading(path):
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ValueError(error) from error
+
+
+def _several(which: Any) -> TypeGuard[Sequence]:
+    return isinstance(which, Sequence | np.ndarray) and not isinstance(which, str)
 
 
 def _named(tree: Tree) -> list[tuple[str, Any]]:
@@ -208,7 +257,3 @@ def _named(tree: Tree) -> list[tuple[str, Any]]:
 
 def _shapes(arrays: dict[str, np.ndarray]) -> dict[str, list]:
     return {path: [str(leaf.dtype), list(leaf.shape)] for path, leaf in arrays.items()}
-
-
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
