@@ -317,3 +317,112 @@ def test_settings_that_do_not_divide_say_what_would():
         dataclasses.replace(assemble(settings()).sizes, minibatches=5)
     assert "64 is not divisible by minibatches = 5" in error.value.message
     assert "4" in error.value.hint
+
+
+def test_a_hook_that_raises_loses_nothing(tmp_path):
+    def hook(progress, state):
+        if progress.updates >= 6:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        trained(tmp_path / "run", hook=hook)
+    whole = trained(tmp_path / "whole")
+    done = session.resume(tmp_path / "run", output=quiet(tmp_path))
+    same_bits(states(whole)[0], states(done)[0])
+
+
+def test_what_a_hook_returns_must_be_a_state(tmp_path):
+    with pytest.raises(ShoalError, match="the hook returned str"):
+        trained(tmp_path / "run", hook=lambda progress, state: "yes")
+
+
+def test_a_signal_while_compiling_stops_before_there_is_a_run(tmp_path):
+    def listen(event):
+        if isinstance(event, events.Compiling):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    output = OutputConfig(out=str(tmp_path / "run"), root=str(tmp_path), report=False, quiet=True)
+    assert session.train(settings(), output, listen) is None
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_during_the_last_evaluation_keeps_the_trained_state(tmp_path):
+    def listen(event):
+        if event == events.Compiling("evaluation"):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    whole = trained(tmp_path / "whole")
+    run = trained(tmp_path / "run", listen)
+    assert not run.finished
+    same_bits(states(whole)[0], states(run)[0])
+    done = session.resume(run.path, output=quiet(tmp_path))
+    assert done.result["returns"] == whole.result["returns"]
+    assert len(read_rows(done.folder.eval)["agent"]) == 3
+
+
+def test_a_finished_run_that_goes_on_and_is_stopped_is_unfinished(tmp_path):
+    run = trained(tmp_path / "run", steps=320)
+
+    def hook(progress, state):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    again = session.resume(run.path, {"steps": 3200}, quiet(tmp_path), hook=hook)
+    assert not again.finished
+    assert not again.result
+    assert not again.folder.policy.exists()
+    assert session.resume(run.path, output=quiet(tmp_path)).result["env_steps_per_agent"] == 3200
+
+
+def test_more_steps_lift_the_old_stopping_rule(tmp_path):
+    run = trained(tmp_path / "run", stop_at=1.0)
+    assert run.result["stopped_early"]
+    done = session.resume(run.path, {"steps": 1280}, quiet(tmp_path))
+    assert done.result["env_steps_per_agent"] == 1280
+    assert done.result["stopped_early"] is None
+
+
+def test_a_film_that_fails_does_not_fail_the_run(tmp_path, monkeypatch, caplog):
+    def broken(*_):
+        raise ZeroDivisionError("no canvas")
+
+    monkeypatch.setattr(session.video, "film", broken)
+    output = OutputConfig(out=str(tmp_path / "run"), root=str(tmp_path), report=True, quiet=True)
+    run = session.train(settings(steps=100), output)
+    assert run.finished
+    assert (run.path / "report.html").exists()
+    assert "no film: ZeroDivisionError: no canvas" in caplog.text
+
+
+def test_another_evaluation_seed_plays_other_episodes(run):
+    assert afterwards.evaluate(run.path, seed=1)["returns"] != run.result["returns"]
+
+
+def test_numpy_and_lists_in_give_numpy_out(run):
+    best = run.best()
+    for obs in (np.zeros(4), [0.0, 0.0, 0.0, 0.0]):
+        action = best.act(obs)
+        assert isinstance(action, np.ndarray | np.generic)
+        assert action.shape == ()
+    assert isinstance(best.act(jax.numpy.zeros(4)), jax.Array)
+
+
+def test_a_few_agents_are_served_together(run):
+    few = policies.load(run.path, [2, 0])
+    assert few.agents == (2, 0)
+    assert few.act(np.zeros((2, 5, 4), np.float32)).shape == (2, 5)
+
+
+def test_the_log_tells_what_happened(tmp_path):
+    run = trained(tmp_path / "run", eval_every=640)
+    text = (run.path / "log.txt").read_text()
+    assert "evaluated at" in text
+    assert "saved at update" in text
+
+
+def test_a_profile_names_the_rollouts_share(tmp_path):
+    output = OutputConfig(out=str(tmp_path / "run"), root=str(tmp_path), report=False, profile=True)
+    run = session.train(settings(steps=1000), output)
+    split = run.manifest["time_split"]
+    assert split["rollout"] > 0
+    assert split["train"] >= 0
+    assert list((run.path / "profile").rglob("*.xplane.pb"))

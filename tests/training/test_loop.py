@@ -10,6 +10,7 @@ import pytest
 from shoal.rollout.device import Scores
 from shoal.training import events, loop
 from shoal.training.loop import Plan, Tally
+from shoal.training.signals import Stop, stopping
 
 
 class Who(NamedTuple):
@@ -58,8 +59,11 @@ def fake_evaluate(state):
 def run(plan, chunk=fake_chunk, tally=None, hook=None):
     store = Recorder()
     state = State(Who(np.ones(2, bool), np.zeros(2, int)))
-    result = loop.train(plan, chunk, fake_evaluate, state, tally or Tally(), store, store.listen, hook)
-    return store, *result
+    with stopping() as stop:
+        state, tally = loop.train(
+            plan, chunk, fake_evaluate, state, tally or Tally(), store, stop, store.listen, hook
+        )
+    return store, state, tally, stop
 
 
 def test_the_budget_is_exact_and_every_update_is_in_one_row():
@@ -147,7 +151,7 @@ def test_rows_are_on_disk_before_the_checkpoint_that_follows_them():
     store = Ordered()
     state = State(Who(np.ones(2, bool), np.zeros(2, int)))
     plan = Plan(agents=2, updates=12, steps_per_update=1, chunk=3, checkpoint_every=0.0)
-    loop.train(plan, fake_chunk, fake_evaluate, state, Tally(), store)
+    loop.train(plan, fake_chunk, fake_evaluate, state, Tally(), store, Stop())
     assert order == [(kind, n) for n in (3, 6, 9, 12) for kind in ("rows", "save")]
 
 

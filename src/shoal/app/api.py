@@ -43,7 +43,8 @@ def train(
     resolved = resolve(named, dotted, config, "keyword")
     with board(output.quiet) as listen:
         run = session.train(resolved, output, listen, hook)
-    assert run is not None
+    if run is None:
+        raise KeyboardInterrupt
     return run
 
 
@@ -51,6 +52,11 @@ def _spec(value: Any) -> Any:
     """A function by its import path, so that the run can be resumed from its folder; else the value."""
     if not callable(value):
         return value
+    if "<" in value.__qualname__:
+        raise ShoalError(
+            f"{value.__qualname__} cannot be found again when the run is resumed",
+            "give a named function at the top of a module, or of this session",
+        )
     module = value.__module__
     if module == "__main__" and (file := getattr(sys.modules[module], "__file__", None)):
         module = Path(file).stem  # of a script; a notebook's functions are found in __main__ while it lives

@@ -24,6 +24,7 @@ from shoal.envs.spaces import is_space
 from shoal.mesh.devices import open_devices
 from shoal.runs import folder, statistics
 from shoal.training import loop, program
+from shoal.training.signals import Stop
 
 Row = dict[str, Any]
 
@@ -115,7 +116,7 @@ def overhead(rounds: int = 12, steps: int = 100_000) -> list[Row]:
             store = Store(run, made.plan.agents, keep=1) if on else _Nothing()
             started = time.perf_counter()
             listen = Board() if on else _ignore
-            loop.train(made.plan, chunk, _never, state, loop.Tally(), store, listen)
+            loop.train(made.plan, chunk, _never, state, loop.Tally(), store, Stop(), listen)
             store.close()
             return time.perf_counter() - started
 

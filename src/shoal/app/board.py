@@ -23,6 +23,7 @@ BAR = 30
 @contextlib.contextmanager
 def board(quiet: bool = False) -> Iterator["Board"]:
     """A listener for `train`, shown in the way that fits where stderr goes."""
+    quiet = quiet or sys.stderr is None
     listener = Board(lines=not quiet and not sys.stderr.isatty())
     if quiet or listener.prints:
         yield listener
@@ -99,8 +100,11 @@ class Board:
             self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES
         else:
             lines = [news] if (news := describe(event)) else []
-        for line in lines:
-            print(line, file=sys.stderr, flush=True)
+        try:
+            for line in lines:
+                print(line, file=sys.stderr, flush=True)
+        except (OSError, ValueError):  # a closed pipe or a full disk behind stderr may not end a training
+            self.prints = False
 
 
 def plan_lines(plan: events.Planned) -> list[str]:

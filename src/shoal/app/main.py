@@ -19,7 +19,7 @@ from shoal.errors import ShoalError
 VERBS = {
     "train": ("training:train", "Train many agents on one env, in one program"),
     "resume": ("training:resume", "Continue a run where it stopped, or for longer"),
-    "eval": ("training:evaluate", "Score a run's agents on fresh episodes"),
+    "eval": ("training:evaluate", "Score a run's agents again"),
     "play": ("training:play", "Make a video of an agent"),
     "export": ("training:export", "Copy the trained policies for use elsewhere"),
     "runs": ("past:runs", "List and filter runs"),
@@ -116,9 +116,10 @@ def _help(words: Sequence[str]) -> int:
 
 
 def _complain(message: str, hint: str) -> None:
-    print(f"error: {message}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be closed
+        print(f"error: {message}", file=sys.stderr)
+        if hint:
+            print(f"hint: {hint}", file=sys.stderr)
 
 
 def _unexpected(error: Exception) -> tuple[str, str]:

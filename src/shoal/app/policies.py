@@ -16,11 +16,12 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from shoal.app import catalogue
+from shoal.app import blame, catalogue
 from shoal.app.config import algo_kinds, convert
 from shoal.envs.spaces import describe, from_json, is_space, to_json
 from shoal.errors import ShoalError
 from shoal.nets import house_net
+from shoal.nets.check import checked
 from shoal.runs.folder import open_run, places
 from shoal.runs.manifest import read_object, reading, write_json
 from shoal.types import Agent, Space, Tree
@@ -37,7 +38,10 @@ KEYS = (
 def make_agent(algo: str, sizes: Any, net: str, obs_space: Space, action_space: Space) -> Agent:
     """The Agent that a run's settings describe; `net` is a name of the house's or module:make."""
     own = ":" in net
-    maker = catalogue.load_net(net) if own else house_net(net, sizes.hidden, sizes.activation)
+    if own:
+        maker = checked(catalogue.load_net(net), net, blame.describe)
+    else:
+        maker = house_net(net, sizes.hidden, sizes.activation)
     return catalogue.load_algo(algo).make(obs_space, action_space, sizes, maker)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,8 +13,8 @@ import jax
 import numpy as np
 
 from shoal.algos.update import AgentState
-from shoal.app import policies, video
-from shoal.app.assembly import Assembled, Compiler, assemble, facts, planned
+from shoal.app import blame, policies, video
+from shoal.app.assembly import Assembled, Compiler, assemble, facts, planned, refuse_too_large
 from shoal.app.board import describe
 from shoal.app.config import OutputConfig, Settings, reopen, to_toml_tables
 from shoal.app.run import Run
@@ -23,6 +24,7 @@ from shoal.runs import checkpoints, folder, manifest, statistics
 from shoal.runs.folder import RunFolder
 from shoal.runs.metrics import RowWriter, truncate_after
 from shoal.training import events, loop, program
+from shoal.training.signals import Stop, stopping
 
 _log = logging.getLogger("shoal")
 
@@ -33,19 +35,26 @@ def train(
     listen: loop.Listener = lambda event: None,
     hook: loop.Hook | None = None,
 ) -> Run | None:
-    """Train a population from the start into a new run folder; None after a dry run."""
+    """Train a population from the start into a new run folder.
+
+    None after a dry run, or where a signal came before there was anything to save.
+    """
     began = time.perf_counter()
-    made, compiler = assemble(settings), Compiler(listen)
-    chunk, size = compiler("training", lambda: program.compile_chunk(made.recipe, made.layout))
-    listen(planned(made, size))
-    if output.dry_run:
-        return None
-    run = folder.create(output.root, settings.train.env, settings.train.algo, output.out)
-    with folder.lock(run):
-        manifest.write_toml(run.config, *to_toml_tables(settings))
-        manifest.write_json(run.manifest, facts(made))
-        state = fresh_state(made, compiler)()
-        return _Training(made, compiler, run, output, began).run(chunk, state, loop.Tally(), listen, hook)
+    with stopping() as stop:
+        made, compiler = assemble(settings), Compiler(listen)
+        chunk, size = compiler("training", lambda: program.compile_chunk(made.recipe, made.layout))
+        listen(planned(made, size))
+        refuse_too_large(made, size)
+        if stop:
+            listen(events.Stopping(stop.reason))
+        if output.dry_run or stop:
+            return None
+        run = folder.create(output.root, settings.train.env, settings.train.algo, output.out)
+        with folder.lock(run):
+            manifest.write_toml(run.config, *to_toml_tables(settings))
+            manifest.write_json(run.manifest, facts(made))
+            training = _Training(made, compiler, run, output, began, stop)
+            return training.run(chunk, fresh_state(made, compiler)(), loop.Tally(), listen, hook)
 
 
 def resume(
@@ -57,34 +66,54 @@ def resume(
 ) -> Run:
     """Go on from a run's newest checkpoint, bit for bit on the same devices.
 
-    `changes` to its settings: more `steps` per agent in total, another `device` or number of `devices`.
+    `changes` to its settings: more `steps` per agent in total (which also lifts the run's own --stop-at and
+    --for), another `device` or number of `devices`.
     """
     began = time.perf_counter()
+    changes = dict(changes or {})
+    if "steps" in changes:
+        changes = {"stop_at": None, "for_s": None, **changes}
     run = folder.open_run(path, output.root)
     settings = reopen(run.config, changes)
-    with folder.lock(run):
+    with stopping() as stop, folder.lock(run):
         before = manifest.read_json(run.manifest)
-        if before.get("finished") and "steps" not in (changes or {}):
+        if before.get("finished") and "steps" not in changes:
             _log.warning("%s has finished already; --steps N trains it longer", run.path)
-            return Run(run.path)
+            return Run.of(run)
         made, compiler = assemble(settings), Compiler(listen)
-        _refuse_fewer(made, run, max(checkpoints.steps(run.checkpoints), default=0))
+        done = max(checkpoints.steps(run.checkpoints), default=0)
+        _refuse_fewer(made, run, done)
+        if before.get("finished") and done == made.plan.updates:
+            _log.warning("%s has done all of these steps already", run.path)
+            return Run.of(run)
         chunk, size = compiler("training", lambda: program.compile_chunk(made.recipe, made.layout))
-        if checkpoints.steps(run.checkpoints):
+        refuse_too_large(made, size)
+        if stop:
+            listen(events.Stopping(stop.reason))
+            return Run.of(run)
+        if done:
             state, tally, notes = restored(made, run)
         else:
             state, tally = fresh_state(made, compiler)(), loop.Tally()
             notes = ("no checkpoint was written yet: starting from the beginning",)
         listen(planned(made, size, notes))
-        manifest.write_toml(run.config, *to_toml_tables(settings))
-        now = facts(made)
-        again = [*before.get("resumed", []), {"updates": tally.updates, **now}]
-        budget = {name: now[name] for name in ("finished", "steps", "steps_asked")}
-        manifest.write_json(run.manifest, before | budget | {"resumed": again})
-        for rows in (run.metrics, run.eval):
-            if rows.exists():
-                truncate_after(rows, tally.updates)
-        return _Training(made, compiler, run, output, began).run(chunk, state, tally, listen, hook)
+        _reopened(made, run, before, tally)
+        return _Training(made, compiler, run, output, began, stop).run(chunk, state, tally, listen, hook)
+
+
+def _reopened(made: Assembled, run: RunFolder, before: dict[str, Any], tally: loop.Tally) -> None:
+    """Make a folder that of an unfinished run again, as of its checkpoint."""
+    manifest.write_toml(run.config, *to_toml_tables(made.settings))
+    now = facts(made)
+    again = [*before.get("resumed", []), {"updates": tally.updates, **now}]
+    kept = {name: fact for name, fact in before.items() if name not in ("result", "time_split")}
+    budget = {name: now[name] for name in ("finished", "steps", "steps_asked")}
+    manifest.write_json(run.manifest, kept | budget | {"resumed": again})
+    shutil.rmtree(run.policy, ignore_errors=True)  # of an older state; the checkpoint holds all of it
+    evaluated = tally.updates - 1 if tally.updates == made.plan.updates else tally.updates
+    for rows, last in ((run.metrics, tally.updates), (run.eval, evaluated)):
+        if rows.exists():
+            truncate_after(rows, last)
 
 
 def fresh_state(made: Assembled, compiler: Compiler) -> Callable[[], AgentState]:
@@ -158,9 +187,16 @@ class _Training:
     """One stretch of training in a run folder, from a state to the written result."""
 
     def __init__(
-        self, made: Assembled, compiler: Compiler, run: RunFolder, output: OutputConfig, began: float
+        self,
+        made: Assembled,
+        compiler: Compiler,
+        run: RunFolder,
+        output: OutputConfig,
+        began: float,
+        stop: Stop,
     ):
-        self.made, self.compiler, self.folder, self.output, self.began = made, compiler, run, output, began
+        self.made, self.compiler, self.folder, self.output = made, compiler, run, output
+        self.began, self.stop = began, stop
         self._evaluation: Any = None
 
     def evaluate(self, state: AgentState) -> Any:
@@ -169,41 +205,57 @@ class _Training:
         return self._evaluation(state)
 
     def run(self, chunk, state: AgentState, tally: loop.Tally, listen: loop.Listener, hook) -> Run:
-        made, compile_s = self.made, self.compiler.seconds
-        store = Store(self.folder, made.plan.agents, made.settings.train.keep)
-        with contextlib.closing(store), _logging_to(self.folder.log, listen) as listen:
+        compile_s = self.compiler.seconds
+        with _logging_to(self.folder.log, listen) as listen:
+            state, tally, columns = self._trained(chunk, state, tally, listen, hook)
+            if columns is not None:
+                self._conclude(state, tally, columns, compile_s, listen)
+        return Run.of(self.folder)
+
+    def _trained(self, chunk, state: AgentState, tally: loop.Tally, listen: loop.Listener, hook):
+        """The state and tally after training, and the columns of its evaluation: None if stopped early."""
+        plan, columns = self.made.plan, None
+        store = Store(self.folder, plan.agents, self.made.settings.train.keep)
+        with contextlib.closing(store):
             with _traced(self.output.profile, self.folder, hook) as hook:
-                state, tally, stop = loop.train(
-                    made.plan, chunk, self.evaluate, state, tally, store, listen, hook
+                state, tally = loop.train(
+                    plan, chunk, self.evaluate, state, tally, store, self.stop, listen, hook
                 )
-            if stop and not stop.complete:
-                return Run(self.folder.path)
-            started = time.perf_counter()
-            columns = loop.evaluation_columns(made.plan, tally, jax.device_get(self.evaluate(state)))
-            store.evaluation(columns)
-            tally = tally._replace(evaluate_s=tally.evaluate_s + time.perf_counter() - started)
-        full, state = state, resize(state, made.plan.agents)
-        write_policy(made, self.folder.policy, state, columns)
-        result = self._result(state, tally, columns, compile_s, stop.reason if stop else None)
+            store.saver.wait()  # whatever happens from here on, the trained state is on disk
+            if not self.stop.early:
+                started = time.perf_counter()
+                evaluated = loop.evaluation_columns(plan, tally, jax.device_get(self.evaluate(state)))
+                tally = tally._replace(evaluate_s=tally.evaluate_s + time.perf_counter() - started)
+                if not self.stop.early:  # nor asked to since
+                    columns = evaluated
+                    store.evaluation(columns)
+        return state, tally, columns
+
+    def _conclude(self, state: AgentState, tally: loop.Tally, columns, compile_s: float, listen) -> None:
+        """Write what a finished run leaves: policies, result, film, report."""
         split = dict(compile=self.compiler.seconds, train=tally.train_s, evaluate=tally.evaluate_s)
         split |= dict(save=tally.save_s, write=tally.write_s)
         if self.output.profile:  # measured apart, so compiling it is not counted
-            rollout_s = min(split["train"], self._rollout_seconds(full) * tally.updates)
+            rollout_s = min(split["train"], self._rollout_seconds(state) * tally.updates)
             split |= {"train": split["train"] - rollout_s, "rollout": rollout_s}
+        state = resize(state, self.made.plan.agents)
+        write_policy(self.made, self.folder.policy, state, columns)
+        result = self._result(state, tally, columns, compile_s)
         self._finish(result, split)
         if self.output.report:
             listen(events.Note("drawing the film and the report"))
-            _film(made, self.folder, state, columns["return_mean"])
+            with _not_failing("no film"):
+                _film(self.made, self.folder, state, columns["return_mean"])
         result["total_s"] = round(time.perf_counter() - self.began, 3)
         split["other"] = round(max(0.0, result["total_s"] - sum(split.values())), 3)
         self._finish(result, split)
         if self.output.report:
             from shoal.runs.report import write_report
 
-            write_report(self.folder)
-        return Run(self.folder.path)
+            with _not_failing("no report"):
+                write_report(self.folder)
 
-    def _result(self, state, tally: loop.Tally, columns, compile_s: float, stopped: str | None):
+    def _result(self, state, tally: loop.Tally, columns, compile_s: float):
         plan, train, returns = self.made.plan, self.made.settings.train, columns["return_mean"]
         env_steps = int(np.sum(np.asarray(state.identity.updates))) * plan.steps_per_update
         final = dict(updates=tally.updates, return_mean=float(returns.mean()))
@@ -229,7 +281,7 @@ class _Training:
             returns=returns.tolist(),
             best_agent=int(np.argmax(returns)),
             best_checkpoint=max(seen, final, key=lambda row: row["return_mean"]),
-            stopped_early=stopped,
+            stopped_early=self.stop.reason or None,
         )
 
     def _rollout_seconds(self, state: AgentState) -> float:
@@ -252,7 +304,7 @@ class _Training:
 
 def interval(returns: np.ndarray) -> list[float] | None:
     """95 % bootstrap interval of the mean over agents; one agent has none."""
-    if len(returns) < 2:
+    if len(returns) < 2 or not np.isfinite(returns).all():
         return None
     return [float(end) for end in statistics.bootstrap_interval(returns, statistics.mean)]
 
@@ -310,6 +362,15 @@ def _logging_to(path: Path, listen: loop.Listener) -> Iterator[loop.Listener]:
     finally:
         _log.removeHandler(handler)
         handler.close()
+
+
+@contextlib.contextmanager
+def _not_failing(what: str) -> Iterator[None]:
+    """Pictures are drawn after training and may not fail it."""
+    try:
+        yield
+    except Exception as error:
+        _log.warning("%s: %s", what, blame.describe(error))
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ def evaluate(
     quiet: bool = False,  # show errors only
     json: bool = False,  # end stdout with one line of JSON
 ) -> None:
-    """Score a run's agents again, on the same episodes or others; nothing in its folder changes."""
+    """Score a run's agents again: on the same episodes, or others; nothing in its folder changes."""
     path = open_run(run, root).path
     from shoal.app import afterwards
 
@@ -134,12 +134,17 @@ def _show_training(output: OutputConfig, run: Callable[[Board], Any]) -> int:
     """
     with board(output.quiet) as listen:
         done = run(listen)
-    if done is None:  # a dry run ends with its plan
+    if done is None:  # a dry run, or a signal before there was a run
+        if output.json:
+            plan = listen.plan._asdict() if listen.plan else {}
+            print(text.json_line({"run": None, "stopped": not output.dry_run, "plan": plan}))
         return 0
-    result = done.result or {"run": done.path.name, "path": str(done.path), "stopped": True}
+    result = (
+        done.result if done.finished else {"run": done.path.name, "path": str(done.path), "stopped": True}
+    )
     if output.json:
         print(text.json_line(result))
-    elif done.result:
+    elif done.finished:
         print(summary(result))
     else:
         print(f"stopped; go on with: shoal resume {done.path}")

@@ -13,9 +13,10 @@ import jax
 import numpy as np
 
 from shoal.algos.update import AgentState
+from shoal.errors import ShoalError
 from shoal.rollout.device import Scores
 from shoal.training import events
-from shoal.training.signals import Stop, stopping
+from shoal.training.signals import Stop
 
 LONGEST_CHUNK_S = 2.0  # a signal is answered, and a crash costs, at most about this long
 CHUNKS = 100  # rows per agent over a run, where chunks are short enough
@@ -65,57 +66,78 @@ def train(
     state: AgentState,
     tally: Tally,
     store: Store,
+    stop: Stop,
     listen: Listener = lambda event: None,
     hook: Hook | None = None,
-) -> tuple[AgentState, Tally, Stop]:
+) -> tuple[AgentState, Tally]:
     """Train until the budget is spent or something asks to stop; the state is saved at the end.
 
     `hook` is called after every chunk with its Progress and the state, and may return another state of the
-    same shapes. Returns the state, the tally and what ended it early, if anything did.
+    same shapes. Returns the state and the tally; `stop` tells what ended it early, if anything did.
     """
     pace, saved_at = _Pace(plan), time.perf_counter()
     active = np.array(state.identity.active)[: plan.agents]
     pending: dict[str, Any] | None = None
-    with stopping() as stop:
-        while tally.updates < plan.updates and not stop:
-            started = time.perf_counter()
-            number = pace.next(tally.updates)
-            state, metrics = chunk(state, np.int32(number))
-            if pending is not None:
-                store.rows(pending)
-            wrote = time.perf_counter()
-            metrics = {name: np.asarray(x)[: plan.agents] for name, x in jax.device_get(metrics).items()}
-            seconds = time.perf_counter() - started
-            pace.took(number, seconds)
-            tally = tally._replace(
-                updates=tally.updates + number,
-                train_s=tally.train_s + seconds,
-                write_s=tally.write_s + (wrote - started if pending is not None else 0.0),
-            )
-            before, active = active, np.array(state.identity.active)[: plan.agents]
-            pending, progress = _chunk_row(plan, tally, number, seconds, metrics, active)
-            for agent in np.flatnonzero(before & ~active):
-                listen(events.Diverged(int(agent), int(np.asarray(state.identity.updates)[agent])))
-            listen(progress)
-            if hook is not None:
-                state = hook(progress, state) or state
-            if plan.eval_every and tally.updates % plan.eval_every == 0 and tally.updates < plan.updates:
-                tally, score = _evaluate(plan, evaluate, state, tally, store, listen)
-                _check_return(plan, score, stop)
-            elif not plan.eval_every:
-                _check_return(plan, _mean(progress.returns), stop)
-            _check_time(plan, tally, active, stop)
-            if time.perf_counter() - saved_at > plan.checkpoint_every or tally.best_updates == tally.updates:
-                store.rows(pending)
-                pending = None
-                tally = _save(store, state, tally, listen)
-                saved_at = time.perf_counter()
-        if stop:
-            listen(events.Stopping(stop.reason))
+    while tally.updates < plan.updates and not stop:
+        started = time.perf_counter()
+        number = pace.next(tally.updates)
+        state, metrics = chunk(state, np.int32(number))
         if pending is not None:
             store.rows(pending)
+        wrote = time.perf_counter()
+        metrics = {name: np.asarray(x)[: plan.agents] for name, x in jax.device_get(metrics).items()}
+        seconds = time.perf_counter() - started
+        pace.took(number, seconds)
+        tally = tally._replace(
+            updates=tally.updates + number,
+            train_s=tally.train_s + seconds,
+            write_s=tally.write_s + (wrote - started if pending is not None else 0.0),
+        )
+        before, active = active, np.array(state.identity.active)[: plan.agents]
+        pending, progress = _chunk_row(plan, tally, number, seconds, metrics, active)
+        for agent in np.flatnonzero(before & ~active):
+            listen(events.Diverged(int(agent), int(np.asarray(state.identity.updates)[agent])))
+        listen(progress)
+        if hook is not None:
+            try:
+                state = _hooked(hook, progress, state)
+            except Exception:  # the user's; what was trained so far is kept
+                store.rows(pending)
+                _save(store, state, tally, listen)
+                raise
+        if plan.eval_every and tally.updates % plan.eval_every == 0 and tally.updates < plan.updates:
+            tally, score = _evaluate(plan, evaluate, state, tally, store, listen)
+            _check_return(plan, score, stop)
+        elif not plan.eval_every:
+            _check_return(plan, _mean(progress.returns), stop)
+        _check_time(plan, tally, active, stop)
+        if time.perf_counter() - saved_at > plan.checkpoint_every or tally.best_updates == tally.updates:
+            store.rows(pending)
+            pending = None
             tally = _save(store, state, tally, listen)
-    return state, tally, stop
+            saved_at = time.perf_counter()
+    if stop:
+        listen(events.Stopping(stop.reason))
+    if pending is not None:
+        store.rows(pending)
+        tally = _save(store, state, tally, listen)
+    return state, tally
+
+
+def _hooked(hook: Hook, progress: events.Progress, state: AgentState) -> AgentState:
+    """The state after the hook; ShoalError where what it returns is not such a state."""
+    returned = hook(progress, state)
+    if returned is None:
+        return state
+    # Compared as trees of shapes, in which the structure, every shape and every dtype count.
+    shapes = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), tree)
+    if not isinstance(returned, type(state)) or shapes(returned) != shapes(state):
+        raise ShoalError(
+            f"the hook returned {type(returned).__name__}, not a state like the one it was given",
+            "return None, or state._replace(…) with leaves of the same shapes and dtypes",
+        )
+    placed = lambda new, old: jax.device_put(new, old.sharding) if isinstance(old, jax.Array) else new
+    return jax.tree.map(placed, returned, state)
 
 
 class _Pace:

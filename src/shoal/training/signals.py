@@ -16,6 +16,11 @@ class Stop:
         if not self.reason:
             self.reason, self.complete = reason, complete
 
+    @property
+    def early(self) -> bool:
+        """Asked to end before the plan was fulfilled: only save."""
+        return bool(self.reason) and not self.complete
+
     def __bool__(self) -> bool:
         return bool(self.reason)
 
