@@ -63,7 +63,7 @@ class Board:
         elif isinstance(event, events.Compiled):
             self.compiling = None
             self.compiled[event.program] = self.compiled.get(event.program, 0.0) + event.seconds
-        elif news := describe(event):
+        elif not isinstance(event, events.Saved) and (news := describe(event)):
             self.news.append(news)
         if due and self.prints:
             self._print(event)

@@ -76,7 +76,7 @@ def resume(
     run = folder.open_run(path, output.root)
     settings = reopen(run.config, changes)
     with stopping() as stop, folder.lock(run):
-        before = manifest.read_json(run.manifest)
+        before = manifest.read_object(run.manifest)
         if before.get("finished") and "steps" not in changes:
             _log.warning("%s has finished already; --steps N trains it longer", run.path)
             return Run.of(run)
@@ -136,7 +136,7 @@ def restored(made: Assembled, run: RunFolder) -> tuple[AgentState, loop.Tally, t
         one = jax.sharding.SingleDeviceSharding(made.layout.mesh.devices.flat[0])
         cut = lambda x: jax.ShapeDtypeStruct((agents, *x.shape[1:]), x.dtype, sharding=one)
         like = jax.tree.map(cut, full)
-    state, meta = checkpoints.restore(run.checkpoints, like)
+    state, meta = checkpoints.restore(run.checkpoints, like, meta=loop.Tally._fields)
     tally = loop.Tally(**meta)
     _refuse_fewer(made, run, tally.updates)
     notes: tuple[str, ...] = ()
@@ -178,9 +178,11 @@ class Store:
         self.saver.save(tally.updates, state, tally._asdict(), {tally.best_updates})
 
     def close(self) -> None:
-        self.saver.wait()
-        self.metrics.close()
-        self.eval.close()
+        try:
+            self.saver.wait()
+        finally:
+            self.metrics.close()
+            self.eval.close()
 
 
 class _Training:
@@ -279,7 +281,7 @@ class _Training:
             alive=int(np.sum(np.asarray(state.identity.active))),
             diverged=np.flatnonzero(~np.asarray(state.identity.active)).tolist(),
             returns=returns.tolist(),
-            best_agent=int(np.argmax(returns)),
+            best_agent=policies.choose_agents(returns.tolist(), list(range(plan.agents)), "best")[0],
             best_checkpoint=max(seen, final, key=lambda row: row["return_mean"]),
             stopped_early=self.stop.reason or None,
         )
@@ -324,7 +326,7 @@ def write_policy(made: Assembled, path: Path, state: AgentState, columns: dict[s
         env_steps=int(columns["env_steps"][0]),
         obs_space=made.env.obs_space(made.env_params),
         action_space=made.env.action_space(made.env_params),
-        versions=manifest.collect()["packages"],
+        versions=manifest.versions(),
     )
     policies.write_policy(path, made.agent, state.learner, contract)
 

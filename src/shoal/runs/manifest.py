@@ -44,7 +44,7 @@ def collect(**extra: Any) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "packages": _versions(),
+        "packages": versions(),
         **extra,
     }
 
@@ -180,14 +180,15 @@ def _command() -> str:
     return shlex.join(["python", *sys.orig_argv[1:]])
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
+def versions() -> dict[str, str]:
+    """Versions of the packages that a result depends on, of those that are installed."""
+    found = {}
     for package in PACKAGES:
         try:
-            versions[package] = importlib.metadata.version(package)
+            found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return versions
+    return found
 
 
 def _git() -> dict[str, Any] | None:
