@@ -386,4 +386,4 @@ def test_strata_divide_envs_and_leave_every_minibatch_its_equal_share():
 def test_the_policy_is_what_acting_needs_and_no_more():
     agent = tiny().agent
     learner = jax.eval_shape(agent.init, jax.random.key(0), Knobs())
-    assert jax.eval_shape(agent.policy, learner)._fields == ("params", "obs_moments")
+    assert jax.eval_shape(agent.policy, learner)._fields == ("actor", "free", "obs_moments")

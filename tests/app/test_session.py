@@ -302,7 +302,7 @@ def test_a_seed_changes_the_result_and_the_same_seed_does_not(tmp_path):
         load_file(trained(tmp_path / name, seed=seed, steps=100).folder.policy / policies.WEIGHTS)
         for name, seed in (("a", 0), ("b", 0), ("c", 1))
     ]
-    key = "params/actor/0/weight"
+    key = "actor/0/weight"
     np.testing.assert_array_equal(weights[0][key], weights[1][key])
     assert (weights[0][key] != weights[2][key]).any()
 

@@ -116,7 +116,10 @@ class Learner(NamedTuple):
 
 
 class Policy(NamedTuple):
-    params: Params
+    """What acting needs: no critic."""
+
+    actor: Tree
+    free: Tree
     obs_moments: Moments
 
 
@@ -152,12 +155,12 @@ def make(obs_space: Space, action_space: Space, sizes: Sizes, net: NetMaker) -> 
         return Learner(knobs, params, ADAM.init(params), zero, obs_moments, no_moments(zero), Local(zero))
 
     def policy(learner: Learner) -> Policy:
-        return Policy(learner.params, learner.obs_moments)
+        return Policy(learner.params.actor, learner.params.free, learner.obs_moments)
 
     def act(policy: Policy, carry: Tree, obs: Tree, mask: Tree, noise: Tree):
-        outputs = actor.apply(policy.params.actor, _seen(sizes, policy.obs_moments, obs))
-        sample = dist.sample(outputs, policy.params.free, mask, noise)
-        log_prob = dist.log_prob(outputs, policy.params.free, mask, sample)
+        outputs = actor.apply(policy.actor, _seen(sizes, policy.obs_moments, obs))
+        sample = dist.sample(outputs, policy.free, mask, noise)
+        log_prob = dist.log_prob(outputs, policy.free, mask, sample)
         return carry, dist.action(sample), {"sample": sample, "log_prob": log_prob}
 
     def prepare(learner: Learner, batch: Batch, axis: Axis):

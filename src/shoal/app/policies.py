@@ -254,7 +254,7 @@ def _several(which: Any) -> TypeGuard[Sequence]:
 
 
 def _named(tree: Tree) -> list[tuple[str, Any]]:
-    """Leaves with their path as one string, such as params/actor/0/weight."""
+    """Leaves with their path as one string, such as actor/0/weight."""
     rows = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in rows]
 
