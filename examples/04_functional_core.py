@@ -18,7 +18,7 @@ def main(agents: int = 8, updates: int = 100) -> jax.Array:
     agent, knobs, sizes = shoal.make_agent("ppo", env.obs_space(params), env.action_space(params), num_envs=8)
 
     def one(number: jax.Array, lr: jax.Array) -> jax.Array:
-        """Train one agent from scratch; returns its mean episode return per update, [updates]."""
+        """Train one agent from scratch; returns its mean return over the episodes of the last ten updates."""
         who = shoal.Identity(
             seed=jnp.uint32(0),
             agent=number,
@@ -30,12 +30,12 @@ def main(agents: int = 8, updates: int = 100) -> jax.Array:
         state = shoal.init(agent, env, who, mine, params, sizes.num_envs)
         step = lambda state, _: partial(shoal.update, agent, env, sizes.num_steps)(state)
         _, metrics = jax.lax.scan(step, state, length=updates)
-        return metrics["return_sum"] / metrics["episodes"]
+        return metrics["return_sum"][-10:].sum() / metrics["episodes"][-10:].sum()
 
     rates = jnp.geomspace(1e-4, 1e-2, agents)
     returns = jax.jit(jax.vmap(one))(jnp.arange(agents), rates)
-    for rate, curve in zip(rates, returns):
-        print(f"lr {rate:.1e}: return {curve[-1]:.0f} in the last update")
+    for rate, score in zip(rates, returns):
+        print(f"lr {rate:.1e}: return {score:.0f} in the last ten updates")
     return returns
 
 

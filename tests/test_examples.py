@@ -37,5 +37,5 @@ def test_own_network(tmp_path, make):
 
 def test_functional_core():
     returns = importlib.import_module("04_functional_core").main(agents=2, updates=20)
-    assert np.isfinite(returns).all()
-    assert returns[:, -1].max() > returns[:, 0].max()
+    assert returns.shape == (2,)
+    assert returns.max() > 40  # a random policy gets about 22

@@ -51,6 +51,8 @@ class Board:
 
     def __call__(self, event: events.Event) -> None:
         """Note an event; a plain line is printed when one is due."""
+        if isinstance(event, events.Saved):  # for the log
+            return
         due = True
         if isinstance(event, events.Progress):
             self.progress = event
@@ -63,7 +65,7 @@ class Board:
         elif isinstance(event, events.Compiled):
             self.compiling = None
             self.compiled[event.program] = self.compiled.get(event.program, 0.0) + event.seconds
-        elif not isinstance(event, events.Saved) and (news := describe(event)):
+        elif news := describe(event):
             self.news.append(news)
         if due and self.prints:
             self._print(event)
