@@ -4,7 +4,6 @@ import importlib
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
