@@ -43,10 +43,6 @@ class Box:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         np.broadcast_to(self.low, self.shape), np.broadcast_to(self.high, self.shape)  # or raise
 
-    @property
-    def bounded(self) -> bool:
-        return bool(np.all(np.isfinite(np.asarray(self.low))) and np.all(np.isfinite(np.asarray(self.high))))
-
 
 @dataclass(frozen=True)
 class Discrete:
@@ -82,6 +78,11 @@ class MultiDiscrete:
 
 
 Space = Any  # Box, Discrete, MultiDiscrete, or a pytree (dict, tuple) of them; spaces are leaves
+
+
+def is_space(x: Any) -> bool:
+    """Whether x is a leaf of a Space; for `jax.tree.map(…, is_leaf=is_space)`."""
+    return isinstance(x, Box | Discrete | MultiDiscrete)
 
 
 # --- Environments -----------------------------------------------------------------------------

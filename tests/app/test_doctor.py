@@ -5,6 +5,7 @@ import pytest
 
 from shoal.app import doctor
 from shoal.app.main import main
+from shoal.mesh.devices import memory_limit
 
 CUDA12, CUDA13 = {"jax-cuda12-plugin": "0.10.2"}, {"jax-cuda13-plugin": "0.10.2"}
 FOUND = dict(kind="cpu", device="cpu", devices=1, opened_s=0.1)
@@ -57,13 +58,13 @@ def test_an_unwritable_cache_is_a_warning(tmp_path):
 def test_the_containers_limit_is_read(tmp_path, files, limit):
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    assert doctor.memory_limit(tmp_path) == limit
+    assert memory_limit(tmp_path) == limit
 
 
 def test_the_older_kind_of_limit_is_read(tmp_path):
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("2000\n")
-    assert doctor.memory_limit(tmp_path) == 2000
+    assert memory_limit(tmp_path) == 2000
 
 
 def test_a_hanging_driver_cannot_hang_the_doctor(tmp_path, monkeypatch):

@@ -46,7 +46,7 @@ def test_every_number_of_agents_and_devices_has_a_layout():
 
 def test_per_agent_arrays_are_split_over_agents_only():
     layout = lay_out(tuple(jax.devices()), 2, 4)
-    x = jax.device_put(np.zeros((2, 3)), layout.per_agent())
+    x = jax.device_put(np.zeros((2, 3)), jax.NamedSharding(layout.mesh, jax.P(AGENT)))
     assert {shard.data.shape for shard in x.addressable_shards} == {(1, 3)}
 
 

@@ -271,8 +271,8 @@ def _shuffled(sizes: Sizes, advantage: Array, key: Key, axis: Axis) -> Rows:
         count = index.shape[1] * axis.size
         mean = axis.sum(jnp.sum(advantage, 1)) / count
         centred = advantage - mean[:, None]
-        variance = axis.sum(jnp.sum(jnp.square(centred), 1)) / max(count - 1, 1)
-        advantage = centred / (jnp.sqrt(variance)[:, None] + 1e-8)
+        squared = axis.sum(jnp.sum(jnp.square(centred), 1)) / max(count - 1, 1)
+        advantage = centred / (jnp.sqrt(squared)[:, None] + 1e-8)
     return Rows(index, advantage)
 
 

@@ -11,12 +11,12 @@ from shoal.algos.update import AgentState
 from shoal.app import catalogue, policies, text, video
 from shoal.app.assembly import Assembled, Compiler, assemble, use_compile_cache
 from shoal.app.config import reopen, set_params
-from shoal.app.session import interval, restored, write_policy
+from shoal.app.session import restored, scores_of, write_policy
 from shoal.errors import ShoalError
 from shoal.mesh.devices import open_devices
 from shoal.population.lanes import resize
 from shoal.rollout.device import spread
-from shoal.runs import checkpoints, folder, statistics
+from shoal.runs import checkpoints, folder
 from shoal.runs.folder import RunFolder
 from shoal.runs.manifest import reading
 from shoal.training import loop
@@ -35,7 +35,6 @@ def evaluate(
     plays others, for a score that is free of that choice.
     """
     made, run, _, columns = _evaluated(path, episodes, root, listen, seed)
-    returns = columns["return_mean"]
     return dict(
         run=run.name,
         env=made.settings.train.env,
@@ -43,12 +42,8 @@ def evaluate(
         agents=made.plan.agents,
         episodes=int(columns["episodes"][0]),
         env_steps_per_agent=int(columns["env_steps"][0]),
-        return_mean=float(returns.mean()),
-        return_iqm=statistics.iqm(returns),
-        return_ci=interval(returns),
-        return_greedy=float(columns["return_greedy"].mean()),
         unfinished=int(columns["unfinished"].sum()),
-        returns=returns.tolist(),
+        **scores_of(columns),
     )
 
 

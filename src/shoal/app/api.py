@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,6 @@ from shoal.app.run import Run
 from shoal.errors import ShoalError
 from shoal.training.loop import Hook
 from shoal.types import Agent, Env, Space, Tree
-
-OUTPUT = tuple(OutputConfig.__dataclass_fields__)
 
 
 def train(
@@ -33,7 +32,7 @@ def train(
     chunk and may return a changed state. ShoalError says what does not fit.
     """
     catalogue.refuse_while_importing()
-    output = OutputConfig(**{name: settings.pop(name) for name in OUTPUT if name in settings})
+    output = _output(settings)
     if output.dry_run:
         raise ShoalError("dry_run returns no run", "use shoal train --dry-run")
     dotted = {name: settings.pop(name) for name in list(settings) if isinstance(settings[name], Mapping)}
@@ -46,6 +45,13 @@ def train(
     if run is None:
         raise KeyboardInterrupt
     return run
+
+
+def _output(given: dict[str, Any]) -> OutputConfig:
+    """Takes what says where a run goes and how it shows out of `given`."""
+    return OutputConfig(
+        **{field.name: given.pop(field.name) for field in fields(OutputConfig) if field.name in given}
+    )
 
 
 def _spec(value: Any) -> Any:
@@ -70,7 +76,7 @@ def resume(run: str | Path, *, hook: Hook | None = None, **changes: Any) -> Run:
 
     Takes steps, device and devices, and what says where a run is and how it shows (root, quiet, report, …).
     """
-    output = OutputConfig(**{name: changes.pop(name) for name in OUTPUT if name in changes})
+    output = _output(changes)
     with board(output.quiet) as listen:
         return session.resume(run, changes, output, listen, hook)
 

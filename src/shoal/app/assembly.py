@@ -207,6 +207,10 @@ class Compiler:
         self.listen(events.Compiled(name, took))
         return built
 
+    def training(self, made: Assembled) -> Any:
+        """The chunk and its bytes; see `program.compile_chunk`."""
+        return self("training", lambda: program.compile_chunk(made.recipe, made.layout))
+
     def evaluation(self, made: Assembled, seed: int = 0) -> Any:
         """State → (sampled, greedy) scores; see `program.compile_evaluation`."""
         episodes = made.settings.train.eval_episodes

@@ -20,11 +20,11 @@ from shoal.app.board import Board
 from shoal.app.config import OutputConfig, resolve
 from shoal.app.presets import PRESETS
 from shoal.app.session import Store, fresh_state, train
-from shoal.envs.spaces import is_space
 from shoal.mesh.devices import open_devices
 from shoal.runs import folder, statistics
-from shoal.training import loop, program
+from shoal.training import loop
 from shoal.training.signals import Stop
+from shoal.types import is_space
 
 Row = dict[str, Any]
 
@@ -106,7 +106,7 @@ def overhead(rounds: int = 12, steps: int = 100_000) -> list[Row]:
     """
     made = assemble(resolve({"agents": 16, "steps": steps}))
     compiler = Compiler(lambda event: None)
-    chunk, _ = compiler("training", lambda: program.compile_chunk(made.recipe, made.layout))
+    chunk, _ = compiler.training(made)
     make = fresh_state(made, compiler)
     with tempfile.TemporaryDirectory() as root:
         run = folder.create(root, "cartpole", "ppo")

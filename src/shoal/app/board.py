@@ -95,8 +95,6 @@ class Board:
             lines = plan_lines(event)
         elif isinstance(event, events.Compiling):
             lines = [f"compiling {event.program} …"]
-        elif isinstance(event, events.Compiled):
-            lines = [f"compiled {event.program} in {duration(event.seconds)}"]
         elif isinstance(event, events.Progress):
             lines = [" ".join(" ".join(progress_lines(event, bar=0)).split())]
             self._line_due = time.monotonic() + SECONDS_BETWEEN_LINES

@@ -137,13 +137,13 @@ def reopen(path: Path, changes: Mapping[str, Any] | None = None) -> Settings:
 
 def read_recorded(path: Path) -> tuple[Tables, dict[str, str]]:
     """The tables of a run's `config.toml`, and the origins it keeps as comments. Loads no algorithm."""
-    table, origins = "", {}
+    tables, table, origins = _read_file(path), "", {}
     for line in path.read_text("utf-8").splitlines():
         if match := re.fullmatch(r"\[(.+)\]", line):
             table = match[1]
         elif match := re.fullmatch(r"(\w+) = .*  # (.+)", line):
             origins[_dotted(table, match[1])] = match[2]
-    return _read_file(path), origins
+    return tables, origins
 
 
 def set_params(defaults: Any, overrides: Mapping[str, Any]) -> Any:

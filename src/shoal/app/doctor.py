@@ -51,7 +51,7 @@ def checks(root: Path) -> Iterator[Row]:
     yield check_python(sys.version_info[:3])
     yield check_versions(_version("jax"), _version("jaxlib"), _plugins())
     try:
-        from shoal.mesh.devices import cores, nvidia_present
+        from shoal.mesh.devices import cores, memory_limit, nvidia_present
     except Exception as broken:
         yield check_device(None, f"{type(broken).__name__}: {broken}", card=False)
         return
@@ -210,16 +210,6 @@ def run_probe(
         return jsons.loads(output.strip().splitlines()[-1]), ""
     except (ValueError, IndexError):
         return None, error.strip().splitlines()[-1] if error.strip() else "no output"
-
-
-def memory_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes a container may use (cgroup v2, then v1); None without a limit."""
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            return int((cgroup / name).read_text())
-        except (OSError, ValueError):  # no such file, or "max"
-            continue
-    return None
 
 
 def _run(command: list[str], seconds: float = 20.0) -> tuple[str, str]:

@@ -76,7 +76,6 @@ def show(
     """Show a run's result, and each setting with its origin."""
     found = folder.open_run(run, root)
     facts = manifest.read_object(found.manifest)
-    manifest.read_toml(found.config)  # says so where it is missing
     tables, origins = read_recorded(found.config)
     settings = {
         key if table == "train" else f"{table}.{key}": value

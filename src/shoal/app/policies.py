@@ -18,13 +18,14 @@ from safetensors.numpy import load_file, save_file
 
 from shoal.app import blame, catalogue
 from shoal.app.config import algo_kinds, convert
-from shoal.envs.spaces import describe, from_json, is_space, to_json
+from shoal.envs.spaces import describe, from_json, to_json
 from shoal.errors import ShoalError
 from shoal.nets import house_net
 from shoal.nets.check import checked
+from shoal.rollout.device import draw, spread
 from shoal.runs.folder import open_run, places
 from shoal.runs.manifest import read_object, reading, write_json
-from shoal.types import Agent, Space, Tree
+from shoal.types import Agent, Space, Tree, is_space
 
 FORMAT = 1
 Which = str | int | Sequence[int]
@@ -79,12 +80,8 @@ class Policy:
         def act(policy, obs, mask, key):
             def one(policy, obs, mask, key):
                 rows = jax.tree.leaves(obs)[0].shape[0]
-                carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, *x.shape)), agent.carry())
-                noise = None
-                if key is not None:
-                    draw = lambda k: jax.tree.map(lambda x: x[0], agent.noise(k, 1))
-                    noise = jax.vmap(draw)(jax.random.split(key, rows))
-                return agent.act(policy, carry, obs, mask, noise)[1]
+                noise = None if key is None else draw(agent, jax.random.split(key, rows))
+                return agent.act(policy, spread(agent.carry(), rows), obs, mask, noise)[1]
 
             return jax.vmap(one)(policy, obs, mask, key)
 

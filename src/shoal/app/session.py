@@ -42,7 +42,7 @@ def train(
     began = time.perf_counter()
     with stopping() as stop:
         made, compiler = assemble(settings), Compiler(listen)
-        chunk, size = compiler("training", lambda: program.compile_chunk(made.recipe, made.layout))
+        chunk, size = compiler.training(made)
         listen(planned(made, size))
         refuse_too_large(made, size)
         if stop:
@@ -86,7 +86,7 @@ def resume(
         if before.get("finished") and done == made.plan.updates:
             _log.warning("%s has done all of these steps already", run.path)
             return Run.of(run)
-        chunk, size = compiler("training", lambda: program.compile_chunk(made.recipe, made.layout))
+        chunk, size = compiler.training(made)
         refuse_too_large(made, size)
         if stop:
             listen(events.Stopping(stop.reason))
@@ -111,9 +111,8 @@ def _reopened(made: Assembled, run: RunFolder, before: dict[str, Any], tally: lo
     manifest.write_json(run.manifest, kept | budget | {"resumed": again})
     shutil.rmtree(run.policy, ignore_errors=True)  # of an older state; the checkpoint holds all of it
     evaluated = tally.updates - 1 if tally.updates == made.plan.updates else tally.updates
-    for rows, last in ((run.metrics, tally.updates), (run.eval, evaluated)):
-        if rows.exists():
-            truncate_after(rows, last)
+    truncate_after(run.metrics, tally.updates)
+    truncate_after(run.eval, evaluated)
 
 
 def fresh_state(made: Assembled, compiler: Compiler) -> Callable[[], AgentState]:
@@ -138,7 +137,6 @@ def restored(made: Assembled, run: RunFolder) -> tuple[AgentState, loop.Tally, t
         like = jax.tree.map(cut, full)
     state, meta = checkpoints.restore(run.checkpoints, like, meta=loop.Tally._fields)
     tally = loop.Tally(**meta)
-    _refuse_fewer(made, run, tally.updates)
     notes: tuple[str, ...] = ()
     if int(np.max(np.asarray(state.identity.budget))) != budget:
         state = state._replace(identity=state.identity._replace(budget=np.full(agents, budget, np.int32)))
@@ -225,13 +223,8 @@ class _Training:
                 )
             store.saver.wait()  # whatever happens from here on, the trained state is on disk
             if not self.stop.early:
-                started = time.perf_counter()
-                evaluated = loop.evaluation_columns(plan, tally, jax.device_get(self.evaluate(state)))
-                tally = tally._replace(evaluate_s=tally.evaluate_s + time.perf_counter() - started)
-                if not self.stop.early:  # nor asked to since
-                    columns = evaluated
-                    store.evaluation(columns)
-        return state, tally, columns
+                tally, columns = loop.evaluated(plan, self.evaluate, state, tally, store)
+        return state, tally, None if self.stop.early else columns  # early: perhaps only since
 
     def _conclude(self, state: AgentState, tally: loop.Tally, columns, compile_s: float, listen) -> None:
         """Write what a finished run leaves: policies, result, film, report."""
@@ -260,8 +253,6 @@ class _Training:
     def _result(self, state, tally: loop.Tally, columns, compile_s: float):
         plan, train, returns = self.made.plan, self.made.settings.train, columns["return_mean"]
         env_steps = int(np.sum(np.asarray(state.identity.updates))) * plan.steps_per_update
-        final = dict(updates=tally.updates, return_mean=float(returns.mean()))
-        seen = dict(updates=tally.best_updates, return_mean=tally.best_return)
         return dict(
             run=self.folder.name,
             path=str(self.folder.path),
@@ -274,15 +265,11 @@ class _Training:
             total_s=round(time.perf_counter() - self.began, 3),
             compile_s=round(compile_s, 3),
             env_steps_per_s=round(env_steps / max(tally.train_s, 1e-9), 1),
-            return_mean=float(returns.mean()),
-            return_iqm=statistics.iqm(returns),
-            return_ci=interval(returns),
-            return_greedy=float(columns["return_greedy"].mean()),
+            **scores_of(columns),
             alive=int(np.sum(np.asarray(state.identity.active))),
             diverged=np.flatnonzero(~np.asarray(state.identity.active)).tolist(),
-            returns=returns.tolist(),
             best_agent=policies.choose_agents(returns.tolist(), list(range(plan.agents)), "best")[0],
-            best_checkpoint=max(seen, final, key=lambda row: row["return_mean"]),
+            best_checkpoint=dict(updates=tally.best_updates, return_mean=tally.best_return),
             stopped_early=self.stop.reason or None,
         )
 
@@ -304,11 +291,17 @@ class _Training:
         )
 
 
-def interval(returns: np.ndarray) -> list[float] | None:
-    """95 % bootstrap interval of the mean over agents; one agent has none."""
-    if len(returns) < 2 or not np.isfinite(returns).all():
-        return None
-    return [float(end) for end in statistics.bootstrap_interval(returns, statistics.mean)]
+def scores_of(columns: dict[str, Any]) -> dict[str, Any]:
+    """What an evaluation says of a population. The 95 % interval of the mean needs two agents."""
+    returns = columns["return_mean"]
+    sure = len(returns) > 1 and np.isfinite(returns).all()
+    return dict(
+        return_mean=float(returns.mean()),
+        return_iqm=statistics.iqm(returns),
+        return_ci=list(statistics.bootstrap_interval(returns, statistics.mean)) if sure else None,
+        return_greedy=float(columns["return_greedy"].mean()),
+        returns=returns.tolist(),
+    )
 
 
 def write_policy(made: Assembled, path: Path, state: AgentState, columns: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from shoal.rollout import device
-from shoal.rollout.streams import EVALUATE, per_env, stream
 from shoal.types import Agent, Array, Env, Tree
 
 FRAMES = 250  # at most: longer episodes are shown at a higher speed
@@ -45,24 +44,21 @@ def film(path: Path, agent: Agent, env: Env, policies: Tree, env_params: Tree, l
 
 def _episode(agent: Agent, env: Env, limit: int, policy: Tree, params: Tree) -> tuple[Tree, Array]:
     """Every state of one greedy episode [T, …], and its length."""
-    start_key, _, world_key = jax.random.split(per_env(stream(0, 0, EVALUATE), jnp.arange(1))[0], 3)
-    state, obs = env.reset(start_key, params)
-    lead = lambda tree: jax.tree.map(lambda x: x[None], tree)
+    start_keys, _, world_keys = device.evaluation_keys(0, jnp.arange(1))  # a batch of one throughout
+    state, obs = jax.vmap(env.reset, (0, None))(start_keys, params)
 
     def step(scanned, time):
         state, obs, carry, length, over = scanned
-        mask = device.masks(env, lead(state), params)
-        carry, action, _ = agent.act(policy, carry, lead(obs), mask, None)
-        key = jax.random.fold_in(world_key, time)[None]
-        after = device.advance(env, key, lead(state), action, time[None], params)
-        after = jax.tree.map(lambda x: x[0], after)
+        mask = device.masks(env, state, params)
+        carry, action, _ = agent.act(policy, carry, obs, mask, None)
+        after = device.advance(env, device.at_time(world_keys, time), state, action, time[None], params)
         length = length + ~over
         over = over | after.terminated | after.truncated
         return (after.state, after.obs, carry, length, over), state
 
-    start = state, obs, lead(agent.carry()), jnp.int32(0), jnp.bool_(False)
+    start = state, obs, device.spread(agent.carry(), 1), jnp.zeros(1, jnp.int32), jnp.zeros(1, bool)
     (*_, length, _), states = jax.lax.scan(step, start, jnp.arange(limit, dtype=jnp.int32))
-    return states, length
+    return jax.tree.map(lambda x: x[:, 0], states), length[0]
 
 
 def _draw(env: Env, states: Tree, params: Tree, shown: np.ndarray) -> np.ndarray:

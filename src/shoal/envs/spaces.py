@@ -10,12 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.types import Array, Box, Discrete, Key, MultiDiscrete, Space, Tree
-
-
-def is_space(x: Any) -> bool:
-    """Whether x is a leaf; for `jax.tree.map(…, is_leaf=is_space)`."""
-    return isinstance(x, Box | Discrete | MultiDiscrete)
+from shoal.types import Array, Box, Discrete, Key, MultiDiscrete, Space, Tree, is_space
 
 
 def sample(key: Key, space: Space, mask: Tree = None) -> Tree:

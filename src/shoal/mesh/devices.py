@@ -55,12 +55,14 @@ def memory(devices: Sequence[jax.Device]) -> int:
 
 def host_memory(cgroup: pathlib.Path = CGROUP, meminfo: pathlib.Path = MEMINFO) -> int:
     """Bytes available on this machine, cut by a container's limit (cgroup v2, v1); 0 where nothing tells."""
-    limits = (
-        _first_number(cgroup / "memory.max"),
-        _first_number(cgroup / "memory" / "memory.limit_in_bytes"),
-        _first_number(meminfo, "MemAvailable:") * 1024,
-    )
-    return min((limit for limit in limits if limit > 0), default=0)
+    limits = memory_limit(cgroup), _first_number(meminfo, "MemAvailable:") * 1024
+    return min((limit for limit in limits if limit), default=0)
+
+
+def memory_limit(cgroup: pathlib.Path = CGROUP) -> int | None:
+    """Bytes a container may use (cgroup v2, v1); None without a limit."""
+    files = "memory.max", "memory/memory.limit_in_bytes"
+    return min((limit for name in files if (limit := _first_number(cgroup / name)) > 0), default=None)
 
 
 def _first_number(path: pathlib.Path, after: str = "") -> int:

@@ -6,7 +6,7 @@ Agents need no communication; envs and minibatch rows of one agent (`data`) meet
 from typing import NamedTuple
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh
 
 from shoal.types import WHOLE, Axis
 
@@ -25,10 +25,6 @@ class Layout(NamedTuple):
     @property
     def data_shards(self) -> int:
         return self.mesh.shape[DATA]
-
-    def per_agent(self) -> NamedSharding:
-        """For arrays led by P."""
-        return NamedSharding(self.mesh, PartitionSpec(AGENT))
 
     def axis(self) -> Axis:
         """The data axis, as seen from inside the program of one device."""

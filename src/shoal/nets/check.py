@@ -6,10 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from shoal.envs.spaces import is_space
 from shoal.errors import ShoalError
 from shoal.nets import NetMaker
-from shoal.types import Net, Space
+from shoal.types import Net, Space, is_space
 
 ROWS = 2  # more than one, so that a lost batch axis shows
 

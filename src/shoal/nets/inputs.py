@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.types import Array, Box, Discrete, MultiDiscrete, Space, Tree
+from shoal.types import Array, Box, Discrete, MultiDiscrete, Space, Tree, is_space
 
 
 def _leaves(space: Space) -> list:
-    return jax.tree.leaves(space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete))
+    return jax.tree.leaves(space, is_leaf=is_space)
 
 
 def _is_image(space: Space) -> bool:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.types import Array, Box, Discrete, Key, MultiDiscrete, Space, Tree
+from shoal.types import Array, Box, Discrete, Key, MultiDiscrete, Space, Tree, is_space
 
 FORBIDDEN = -1e9  # the logit of a masked action: zero probability, yet finite, so that gradients are
 
@@ -34,9 +34,7 @@ class Distribution(NamedTuple):
 def distribution(space: Space) -> Distribution:
     """The usual distribution over `space`: categorical, Gaussian, or a product over a pytree."""
     structure: Any
-    leaves, structure = jax.tree.flatten(
-        space, is_leaf=lambda x: isinstance(x, Box | Discrete | MultiDiscrete)
-    )
+    leaves, structure = jax.tree.flatten(space, is_leaf=is_space)
     parts = [_gaussian(leaf) if isinstance(leaf, Box) else _categorical(leaf) for leaf in leaves]
     if structure == jax.tree.structure(0):  # the space is a single leaf
         return parts[0]

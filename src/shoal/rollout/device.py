@@ -67,6 +67,11 @@ def advance(env: Env, keys: Key, state: Tree, action: Tree, length: Array, param
     return step._replace(truncated=(step.truncated | late) & ~step.terminated)
 
 
+def draw(agent: Agent, keys: Key) -> Tree:
+    """What acting needs at random for one step: one key per env [B] -> noise [B, …]."""
+    return jax.vmap(lambda key: jax.tree.map(lambda x: x[0], agent.noise(key, 1)))(keys)
+
+
 def collect(
     agent: Agent, env: Env, policy: Tree, actors: Actors, params: Params, keys: Key, num_steps: int
 ) -> tuple[Actors, dict[str, Tree], Episodes]:
@@ -128,6 +133,17 @@ def reset_key(seed: Array, agent_id: Array) -> Key:
     return stream(seed, agent_id, RESET)
 
 
+def evaluation_keys(seed: int, index: Array) -> tuple[Key, Key, Key]:
+    """Keys of evaluation episodes [E]: of their starts, of acting in them, of what the env draws."""
+    keys = per_env(stream(seed, 0, EVALUATE), index)
+    return jax.vmap(lambda key: tuple(jax.random.split(key, 3)))(keys)
+
+
+def at_time(keys: Key, time: Array) -> Key:
+    """Each episode's key [E] for one of its steps."""
+    return jax.vmap(jax.random.fold_in, (0, None))(keys, time)
+
+
 class Scores(NamedTuple):
     """One row per evaluation episode [E]."""
 
@@ -151,27 +167,19 @@ def evaluate(
     Start states and draws follow from `seed` and the episode's number alone, so every agent of every run
     faces the same ones. Statistics are frozen: nothing but `act` runs.
     """
-    keys = per_env(stream(seed, 0, EVALUATE), index)
-    start_keys, act_keys, world_keys = jax.vmap(lambda k: jax.random.split(k, 3), out_axes=1)(keys)
+    start_keys, act_keys, world_keys = evaluation_keys(seed, index)
     number = index.shape[0]
     state, obs = jax.vmap(env.reset, (0, None))(start_keys, params)
     carry = spread(agent.carry(), number)
     zero = jnp.zeros((number,), jnp.float32)
     scores = Scores(zero, zero.astype(jnp.int32), zero.astype(bool))
 
-    def draws(time):
-        def one(act_key, world_key):
-            noise = jax.tree.map(lambda x: x[0], agent.noise(jax.random.fold_in(act_key, time), 1))
-            return noise, jax.random.fold_in(world_key, time)
-
-        return jax.vmap(one)(act_keys, world_keys)
-
     def step(looped):
         time, state, obs, carry, scores = looped
-        noise, world = draws(time)
+        noise = None if greedy else draw(agent, at_time(act_keys, time))
         mask = masks(env, state, params)
-        carry, action, _ = agent.act(policy, carry, obs, mask, None if greedy else noise)
-        after = advance(env, world, state, action, scores.lengths, params)
+        carry, action, _ = agent.act(policy, carry, obs, mask, noise)
+        after = advance(env, at_time(world_keys, time), state, action, scores.lengths, params)
         playing = ~scores.finished
         scores = Scores(
             scores.returns + jnp.where(playing, after.reward, 0.0),

@@ -57,12 +57,13 @@ class Store(Protocol):
 
 Hook = Callable[[events.Progress, AgentState], AgentState | None]
 Listener = Callable[[events.Event], None]
+Evaluate = Callable[[AgentState], tuple[Scores, Scores]]  # sampled and greedy, each [P, E]
 
 
 def train(
     plan: Plan,
     chunk: Callable[[AgentState, np.int32], tuple[AgentState, dict[str, Any]]],
-    evaluate: Callable[[AgentState], tuple[Scores, Scores]],
+    evaluate: Evaluate,
     state: AgentState,
     tally: Tally,
     store: Store,
@@ -106,8 +107,10 @@ def train(
                 _save(store, state, tally, listen)
                 raise
         if plan.eval_every and tally.updates % plan.eval_every == 0 and tally.updates < plan.updates:
-            tally, score = _evaluate(plan, evaluate, state, tally, store, listen)
-            _check_return(plan, score, stop)
+            tally, columns = evaluated(plan, evaluate, state, tally, store)
+            returns = columns["return_mean"]
+            listen(events.Evaluated(tally.updates, tally.updates * plan.steps_per_update, returns))
+            _check_return(plan, _mean(returns), stop)
         elif not plan.eval_every:
             _check_return(plan, _mean(progress.returns), stop)
         _check_time(plan, tally, active, stop)
@@ -211,15 +214,17 @@ def evaluation_columns(plan: Plan, tally: Tally, scores: tuple[Scores, Scores]) 
     )
 
 
-def _evaluate(plan: Plan, evaluate, state, tally: Tally, store: Store, listen: Listener):
+def evaluated(
+    plan: Plan, evaluate: Evaluate, state: AgentState, tally: Tally, store: Store
+) -> tuple[Tally, dict[str, Any]]:
+    """Evaluate and store the columns [P]; the tally keeps the time and the best mean return."""
     started = time.perf_counter()
     columns = evaluation_columns(plan, tally, jax.device_get(evaluate(state)))
     store.evaluation(columns)
     score = _mean(columns["return_mean"])
     if score > tally.best_return:
         tally = tally._replace(best_return=score, best_updates=tally.updates)
-    listen(events.Evaluated(tally.updates, tally.updates * plan.steps_per_update, columns["return_mean"]))
-    return tally._replace(evaluate_s=tally.evaluate_s + time.perf_counter() - started), score
+    return tally._replace(evaluate_s=tally.evaluate_s + time.perf_counter() - started), columns
 
 
 def _save(store: Store, state: AgentState, tally: Tally, listen: Listener) -> Tally:

@@ -19,7 +19,7 @@ from shoal.mesh.layout import AGENT, DATA, Layout
 from shoal.population.lanes import contained, identities, stacked
 from shoal.rollout import device
 from shoal.rollout.device import Scores
-from shoal.types import Agent, Env, Tree
+from shoal.types import WHOLE, Agent, Env, Tree
 
 
 class Recipe(NamedTuple):
@@ -56,7 +56,7 @@ def compile_chunk(
 
     def chunk(state, updates):
         one = partial(one_update.update, recipe.agent, recipe.env, recipe.num_steps, axis=layout.axis())
-        step = jax.vmap(contained(one))
+        step = jax.jit(jax.vmap(contained(one)), inline=True)  # for its trace, which both lines below share
         _, shapes = jax.eval_shape(step, state)
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
@@ -112,12 +112,11 @@ def compile_evaluation(
 
     `seed` chooses the episodes, which are the same for every agent.
     """
-    shards = layout.data_shards if episodes % layout.data_shards == 0 else 1
-    number = episodes // shards
+    split = episodes % layout.data_shards == 0  # else every share of the data axis plays all of them
 
     def evaluate(state):
-        first = layout.axis().index * number if shards > 1 else 0
-        index = first + jnp.arange(number, dtype=jnp.int32)
+        axis = layout.axis() if split else WHOLE
+        index = one_update.env_index(episodes // axis.size, axis)
 
         def one(state, greedy):
             policy = recipe.agent.policy(state.learner)
@@ -126,7 +125,7 @@ def compile_evaluation(
 
         return tuple(jax.vmap(partial(one, greedy=greedy))(state) for greedy in (False, True))
 
-    out = PartitionSpec(AGENT, DATA) if shards > 1 else PartitionSpec(AGENT)
+    out = PartitionSpec(AGENT, DATA) if split else PartitionSpec(AGENT)
     program = _sharded(layout, evaluate, (_specs(recipe),), out)
     return jax.jit(program).lower(abstract_state(recipe, layout)).compile()
 
