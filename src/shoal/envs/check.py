@@ -9,20 +9,17 @@ import functools
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shoal.envs import case as cases
 from shoal.envs import spaces
-from shoal.types import Array, Box, Discrete, Env, Key, Params, Space, Step, Tree
+from shoal.envs.case import HOMES, LANES, Case, numbers
+from shoal.types import Array, Env, Key, Params, Step, Tree
 
-LANES = 16  # envs that play at random; more play a constant extreme action each
-EXTREMES = 48  # at most so many of those
-HOMES = LANES + EXTREMES  # resets: a start for each lane, and what a start looks like
 WEAK = " weakly typed"
 
 
@@ -65,90 +62,6 @@ def form(env: Env, params: Params = None) -> tuple[Row, ...]:
     Stops at the first check that fails, whose rows are then the last. `params` instead of the default ones.
     """
     return tuple(_until_failure(FORM, Case(env, jax.random.key(0), 0, params)))
-
-
-class Seen(NamedTuple):
-    """What one lane of the play noted, per step; `low` and `high` over all its steps."""
-
-    ended: Array  # bool [T]
-    inside: Array  # bool [T] the observation is in its space
-    finite: Array  # bool [T] no NaN anywhere, no infinity in observation and reward
-    finite_past: Array  # bool [T] the same of one step past an end
-    home: Array  # bool [T] state and observation look like a reset's
-    home_before: Array  # bool [T] … so did those before the step
-    choice: Array  # bool [T] the mask allowed something
-    low: Tree  # least observation
-    high: Tree  # greatest observation
-
-
-@dataclass(frozen=True)
-class Case:
-    """One env under examination and what several checks need of it."""
-
-    env: Env
-    key: Key
-    steps: int
-    given: Params = None  # instead of the default params
-
-    @cached_property
-    def params(self) -> Params:
-        return self.env.default_params() if self.given is None else self.given
-
-    @cached_property
-    def obs_space(self) -> Space:
-        return self.env.obs_space(self.params)
-
-    @cached_property
-    def action_space(self) -> Space:
-        return self.env.action_space(self.params)
-
-    @cached_property
-    def reset_spec(self) -> tuple[Tree, Tree]:
-        return jax.eval_shape(self.env.reset, self.key, self.params)
-
-    @cached_property
-    def step_spec(self) -> Step:
-        action = jax.eval_shape(partial(spaces.sample, space=self.action_space), self.key)
-        return jax.eval_shape(self.env.step, self.key, self.reset_spec[0], action, self.params)
-
-    @cached_property
-    def extremes(self) -> Tree:
-        """[K, …] actions at the edges of the action space: every choice, every bound."""
-        edges = jax.tree.map(_edges, self.action_space, is_leaf=spaces.is_space)
-        count = max(len(edge) for edge in jax.tree.leaves(edges))
-        return jax.tree.map(lambda edge: jnp.asarray(edge[np.arange(count) % len(edge)]), edges)
-
-    @cached_property
-    def keys(self) -> Key:
-        """[HOMES + lanes] keys, split once: compiling random numbers is most of the time of a check."""
-        return jax.random.split(self.key, 2 * HOMES)
-
-    @cached_property
-    def homes(self) -> tuple[Tree, Tree]:
-        """[HOMES, …] (state, obs) of resets."""
-        return jax.jit(jax.vmap(self.env.reset, (0, None)))(self.keys[:HOMES], self.params)
-
-    @cached_property
-    def seen(self) -> Seen:
-        """[lanes, …] the play: LANES at random, then one lane per extreme action (-1 = random)."""
-        count = 0 if self.env.action_mask else len(jax.tree.leaves(self.extremes)[0])
-        extreme = np.concatenate([np.full(LANES, -1), np.arange(count)])
-        homes = jax.tree.map(lambda x: x[: len(extreme)], self.homes)
-        play = jax.jit(jax.vmap(partial(_play, self), (0, 0, 0, None)))
-        keys = self.keys[HOMES : HOMES + len(extreme)]
-        return jax.tree.map(np.asarray, play(keys, homes, extreme, _hull(self.homes)))
-
-    def start(self, key: Key) -> tuple[tuple[Tree, Tree], Step]:
-        """A reset and one random step."""
-        state, obs = self.env.reset(key, self.params)
-        mask = self.env.action_mask(state, self.params) if self.env.action_mask else None
-        action = spaces.sample(key, self.action_space, mask)
-        return (state, obs), self.env.step(key, state, action, self.params)
-
-    @cached_property
-    def started(self) -> Callable:
-        """`start`, compiled."""
-        return jax.jit(self.start)
 
 
 # --- The checks: each yields its problems as (status, message); none means ok, told by its docstring -----
@@ -254,14 +167,14 @@ def check_determinism(case: Case) -> Problems:
     # Two traces: state hidden in Python would be frozen into one compiled program, and look pure.
     first, second = case.started(case.key), jax.jit(lambda key: case.start(key))(case.key)
     for name, a, b in zip(("reset", "step"), first, second):
-        if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(_numbers(a), _numbers(b))):
+        if not all(np.array_equal(x, y, equal_nan=True) for x, y in zip(numbers(a), numbers(b))):
             fix = "draw from `key` and keep what changes in `state`; no globals, `random` or `np.random`"
             yield _fail(f"{name} called twice", "equal results", "different ones", fix)
 
 
 def check_resets_differ(case: Case) -> Problems:
     """resets with different keys differ"""
-    if all((leaf == leaf[:1]).all() for leaf in map(np.asarray, _numbers(case.homes))):
+    if all((leaf == leaf[:1]).all() for leaf in map(np.asarray, numbers(case.homes))):
         fix = "fine if the task has one start; otherwise draw from `key`"
         yield _warn(f"{HOMES} resets with as many keys", "different starts", "the same one", fix)
 
@@ -333,8 +246,8 @@ def check_mask_allows(case: Case) -> Problems:
 def check_vmap(case: Case) -> Problems:
     """vmap equals a Python loop"""
     keys = case.keys[:4]
-    looped = zip(*[_numbers(case.started(keys[i])) for i in range(4)])
-    mapped = _numbers(jax.jit(jax.vmap(case.start))(keys))
+    looped = zip(*[numbers(case.started(keys[i])) for i in range(4)])
+    mapped = numbers(jax.jit(jax.vmap(case.start))(keys))
     for a, b in zip(map(np.stack, looped), mapped):
         if not np.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True):
             worst = np.abs(a.astype(float) - b.astype(float)).max()
@@ -397,92 +310,6 @@ PLAY: tuple[Callable[[Case], Problems], ...] = (
     check_render,
     check_speed,
 )
-
-
-# --- The play ---------------------------------------------------------------------------------
-
-
-def _play(case: Case, key: Key, home: Tree, extreme: Array, hull: tuple[list, list]) -> Seen:
-    """`case.steps` steps of one lane from its `home` (state, obs) with random (-1) or one constant action.
-
-    `over` marks an ended episode: its one step past the end is judged apart, then the lane is back home
-    (a reset inside the loop would double the time to compile it).
-    """
-    env, params = case.env, case.params
-
-    def body(carry: tuple, keys: Key) -> tuple[tuple, Seen]:
-        state, obs, over, low, high = carry
-        action_key, step_key = keys
-        mask = env.action_mask(state, params) if env.action_mask else None
-        action = spaces.sample(action_key, case.action_space, mask)
-        if mask is None:
-            action = jax.tree.map(
-                lambda x, edge: jnp.where(extreme < 0, x, edge[extreme]), action, case.extremes
-            )
-        step = env.step(step_key, state, action, params)
-        finite = _finite(step)
-        ended = ~over & (step.terminated | step.truncated)
-        keep = partial(jnp.where, over)
-        low = jax.tree.map(keep, low, jax.tree.map(jnp.minimum, low, step.obs))
-        high = jax.tree.map(keep, high, jax.tree.map(jnp.maximum, high, step.obs))
-        notes = Seen(
-            ended=ended,
-            inside=over | spaces.contains(case.obs_space, step.obs),
-            finite=over | finite,
-            finite_past=~over | finite,
-            home=_within((step.state, step.obs), hull),
-            home_before=_within((state, obs), hull),
-            choice=jnp.bool_(True) if mask is None else over | _has_choice(case.action_space, mask),
-            low=(),
-            high=(),
-        )
-        state, obs = jax.tree.map(keep, home, (step.state, step.obs))
-        return (state, obs, ended, low, high), notes
-
-    state, obs = home
-    carry = (state, obs, jnp.bool_(False), obs, obs)
-    (*_, low, high), notes = jax.lax.scan(body, carry, jax.random.split(key, (case.steps, 2)))
-    return notes._replace(low=low, high=high)
-
-
-def _edges(leaf: Space) -> np.ndarray:
-    """[K, …] every choice of a Discrete (if not too many), else the lowest and the highest value."""
-    low, high = spaces.bounds(leaf)
-    if isinstance(leaf, Discrete):
-        return np.unique(np.linspace(0, leaf.n - 1, EXTREMES).round().astype(np.int32))
-    if isinstance(leaf, Box) and np.issubdtype(leaf.dtype, np.floating):
-        low, high = np.maximum(low, -1e3), np.minimum(high, 1e3)  # where there is no bound
-    return np.stack([low, high]).astype(leaf.dtype)
-
-
-def _has_choice(space: Space, mask: Tree) -> Array:
-    """bool []: every entry of the action has an allowed value."""
-    rows = jax.tree.map(spaces.mask_rows, space, mask, is_leaf=spaces.is_space)
-    return jnp.stack([row.any() for row in jax.tree.leaves(rows)]).all()
-
-
-def _finite(step: Step) -> Array:
-    """bool []: no NaN, and no infinity but in the state, where a record may start at one."""
-    floats = [x for x in _numbers((step.obs, step.reward)) if jnp.issubdtype(x.dtype, jnp.floating)]
-    states = [x for x in _numbers(step.state) if jnp.issubdtype(x.dtype, jnp.floating)]
-    return jnp.stack([jnp.isfinite(x).all() for x in floats] + [~jnp.isnan(x).any() for x in states]).all()
-
-
-def _hull(resets: Tree) -> tuple[list, list]:
-    """Least and greatest numbers of many resets, a tenth wider: what a reset looks like."""
-    leaves = [np.asarray(leaf).astype(np.float32) for leaf in _numbers(resets)]
-    low, high = [leaf.min(0) for leaf in leaves], [leaf.max(0) for leaf in leaves]
-    return [a - 0.1 * (b - a) for a, b in zip(low, high)], [b + 0.1 * (b - a) for a, b in zip(low, high)]
-
-
-def _within(tree: Tree, hull: tuple[list, list]) -> Array:
-    return jnp.stack([((a <= x) & (x <= b)).all() for x, a, b in zip(_numbers(tree), *hull)]).all()
-
-
-def _numbers(tree: Tree) -> list[Array]:
-    """The leaves as numeric arrays: typed PRNG keys as their words, Python numbers as scalars."""
-    leaves = [x if hasattr(x, "dtype") else jnp.asarray(x) for x in jax.tree.leaves(tree)]
-    return [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in leaves]
 
 
 # --- Messages ---------------------------------------------------------------------------------
@@ -556,7 +383,7 @@ def _spec(x: Any) -> str:
 def _describe(error: Exception) -> str:
     """What was raised and, if it was there, where in the user's own code, in one line."""
     packages = [package.__path__[0] for package in (jax, np)]
-    ours = (*packages, __file__, str(spaces.__file__), functools.__file__, "<")
+    ours = (*packages, __file__, str(cases.__file__), str(spaces.__file__), functools.__file__, "<")
     theirs = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     place = f" at {theirs[-1].filename}:{theirs[-1].lineno}: {theirs[-1].line}" if theirs else ""
     hint = ""
