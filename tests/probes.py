@@ -2,12 +2,12 @@
 
 After the ladder in rejax's tests. An algorithm that passes every rung has its signs, indices, masks and
 discounts right; one that fails shows by the rung where to look. The ladder is ONE env whose rung is a
-knob, so that a population can climb all rungs in one compiled program.
+knob, so that a population can climb all rungs in one compiled program; `ladder.py` has the tests.
 """
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,16 +43,26 @@ class RungState(NamedTuple):
     time: Array  # steps taken
 
 
-def ladder() -> Env:
-    """Observation [cue, time], each 0 on the rungs that have none; three actions."""
+def ladder(continuous: bool = False) -> Env:
+    """Observation [cue, time], each 0 on the rungs that have none; three actions.
+
+    Continuous actions, -1 … 1, mean 0 in the lowest third, 1 in the middle one and 2 in the highest.
+    """
+
+    def third(action):
+        return jnp.clip(jnp.floor(1.5 * (action[0] + 1)), 0, 2).astype(jnp.int32)
+
+    choose = third if continuous else lambda action: action
     return Env(
         "ladder",
         lambda: Rung(np.int32(CONSTANT)),
         _reset,
-        _step,
+        lambda key, state, action, params: _step(key, state, choose(action), params),
         lambda params: Box(-2.0, 2.0, (2,)),
-        lambda params: Discrete(3),
-        action_mask=lambda state, params: (jnp.arange(3) > 0) | (params.rung != FORBIDDEN),
+        lambda params: Box(-1.0, 1.0, (1,)) if continuous else Discrete(3),
+        action_mask=None
+        if continuous
+        else lambda state, params: (jnp.arange(3) > 0) | (params.rung != FORBIDDEN),
     )
 
 
@@ -190,15 +200,16 @@ def walk(time_limit: int = 6) -> Env:
 # --- Small training programs ------------------------------------------------------------------
 
 
-def ppo_for(env: Env, sizes: ppo.Sizes) -> Agent:
+def agent_for(env: Env, algo: Any, sizes: Any) -> Agent:
+    """An agent of the algorithm in module `algo`, with the house's networks."""
     params = env.default_params()
-    net = house_net("auto", sizes.hidden, sizes.activation)
-    return ppo.make(env.obs_space(params), env.action_space(params), sizes, net)
+    net = house_net("auto", sizes.hidden, sizes.activation, getattr(sizes, "layer_norm", False))
+    return algo.make(env.obs_space(params), env.action_space(params), sizes, net)
 
 
-def train(env: Env, sizes: ppo.Sizes, knobs: ppo.Knobs, updates: int, lanes: int, params=None):
+def train(env: Env, algo: Any, sizes: Any, knobs: Any, updates: int, lanes: int, params=None):
     """A population trained in one program: its last state, and the metrics of each update [U, P]."""
-    agent = ppo_for(env, sizes)
+    agent = agent_for(env, algo, sizes)
     init = jax.vmap(partial(one_update.init, agent, env, envs_here=sizes.num_envs))
     step = jax.vmap(partial(one_update.update, agent, env, sizes.num_steps))
 
@@ -234,7 +245,7 @@ class Tiny(NamedTuple):
 @cache
 def tiny() -> Tiny:
     env = walk()
-    agent = ppo_for(env, TINY)
+    agent = agent_for(env, ppo, TINY)
     update = partial(one_update.update, agent, env, TINY.num_steps)
     once = assert_max_traces(max_traces=1)
     return Tiny(

@@ -161,9 +161,12 @@ class Outputs(NamedTuple):
 class Agent(NamedTuple):
     """One learner as pure functions over ONE agent (callers vmap): algorithm, network and sizes bound in.
 
-    A Learner is a NamedTuple of arrays: params, optimiser, statistics, replay, targets, knobs, and a
-    field `local` whose leaves are all led by B (per-env statistics, replay): the only part that is
-    sharded when one agent's envs are split over devices. A Policy is the part that acting needs.
+    A Learner is a NamedTuple of arrays: params, optimiser, statistics, targets, `knobs`, and two fields
+    whose leaves are led by B, the only ones sharded when an agent's envs are split over devices (`init`
+    makes them for one env): `local` (statistics per env) and `replay` (past steps, written by `prepare`
+    alone; () where there are none). Replay is large, so a masked lane's is written all the same, with the
+    same values each time: what `prepare` writes, and where, must follow from the rest of the state alone.
+    A Policy is the part that acting needs.
     """
 
     init: Callable[[Key, Tree], Tree]  # (key, knobs) -> Learner

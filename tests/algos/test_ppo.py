@@ -1,7 +1,5 @@
 """PPO piece by piece: targets, minibatches, loss, step; each against the obvious version."""
 
-from functools import partial
-
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -103,7 +101,7 @@ def test_gradient_and_metrics_equal_the_plain_loss(prepared, clip_value):
     learner, rows = moved(learner), lane(rows, 1)
     slope = jax.jit(jax.grad(plain_loss, has_aux=True), static_argnums=4)
     gradient, metrics = slope(learner.params, learner, data, rows, clip_value)
-    numerator, count, outputs = jax.jit(probes.ppo_for(ENV, sizes).grad)(learner, data, rows)
+    numerator, count, outputs = jax.jit(probes.agent_for(ENV, ppo, sizes).grad)(learner, data, rows)
     assert count == TINY.num_envs * TINY.num_steps // TINY.minibatches
     close = lambda a, b: np.testing.assert_allclose(a / count, b, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, numerator, gradient)
@@ -127,21 +125,6 @@ def test_any_split_of_a_minibatch_gives_its_gradient(prepared):
 
 
 # --- Targets ----------------------------------------------------------------------------------
-
-
-def test_values_bootstrap_from_the_true_next_observation_of_every_row():
-    """The critic reads few final observations; the answer is as if it had read them all."""
-    rng = np.random.default_rng(0)
-    steps, envs = 7, 5
-    obs, final = (jnp.asarray(rng.normal(size=(steps, envs, 2)), jnp.float32) for _ in range(2))
-    truncated = rng.random((steps, envs)) < 0.4
-    truncated[:, 0], truncated[:, 1] = True, False
-    going = ~truncated
-    final = final.at[:-1].set(jnp.where(going[:-1, :, None], obs[1:], final[:-1]))
-    critic = ppo.Net(lambda key: (), lambda params, obs: obs @ jnp.asarray([[1.0], [10.0]]))
-    value, following = jax.jit(partial(ppo._values, critic, ()))(obs, final, jnp.asarray(truncated))
-    np.testing.assert_allclose(value, critic.apply((), obs)[..., 0], rtol=1e-5)
-    np.testing.assert_allclose(following, critic.apply((), final)[..., 0], rtol=1e-5)
 
 
 def test_targets_are_advantages_plus_values_of_what_the_rollout_saw(prepared):
@@ -283,7 +266,7 @@ def test_the_smallest_of_all_updates_has_no_nan():
         normalize_obs=True,
         normalize_reward=True,
     )
-    state, metrics = probes.train(probes.ladder(), sizes, Knobs(), 3, 1)
+    state, metrics = probes.train(probes.ladder(), ppo, sizes, Knobs(), 3, 1)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.learner, metrics)))
     assert metrics["episodes"].tolist() == [[1.0]] * 3
     assert metrics["return_sum"].tolist() == [[1.0]] * 3

@@ -148,7 +148,7 @@ def test_longer_training_goes_on_from_the_end_and_says_what_annealing_does(run, 
     longer = session.resume(first.path, changes={"steps": 1280}, output=quiet(tmp_path), listen=heard.append)
     assert longer.result["env_steps_per_agent"] == 1280
     (plan,) = (event for event in heard if isinstance(event, events.Planned))
-    assert any("50% of its start" in note for note in plan.notes)
+    assert any("of which 50% is spent" in note for note in plan.notes)
     with pytest.raises(ShoalError, match="more than --steps 640"):
         session.resume(first.path, changes={"steps": 640}, output=quiet(tmp_path))
 

@@ -67,3 +67,13 @@ def test_an_image_and_a_vector_both_reach_the_outputs():
     out = apply(params, base)
     assert not np.allclose(out, apply(params, base | {"cue": jnp.asarray([1])}))
     assert not np.allclose(out, apply(params, base | {"image": jnp.ones((1, 6, 6, 2))}))
+
+
+def test_normalised_convolutions_do_not_see_the_scale_of_the_image():
+    net = make(Box(0.0, 1.0, (6, 6, 2)), 2, 1.0, (8,), "relu", layer_norm=True)
+    params = jax.jit(net.init)(jax.random.key(0))
+    assert params.convolutions[0].gain.shape == (16,)
+    image = jnp.abs(normal(3, 6, 6, 2))
+    apply = jax.jit(net.apply)
+    np.testing.assert_allclose(apply(params, image), apply(params, 10 * image), rtol=0.05, atol=1e-2)
+    assert not np.allclose(apply(params, image), apply(params, image[::-1]), atol=1e-2)

@@ -98,3 +98,17 @@ def test_an_unknown_network_is_named():
 def test_a_plain_pair_is_a_net():
     pair = (lambda key: jnp.zeros((5, 2)), lambda params, obs: obs @ params)
     assert Net(*pair).apply(Net(*pair).init(jax.random.key(0)), rows(3)).shape == (3, 2)
+
+
+@pytest.mark.parametrize("number", [MANY_ROWS - 1, MANY_ROWS])
+def test_normalised_layers_give_what_numpy_gives(number):
+    net = make(SPACE, 3, 1.0, (16, 8), "relu", layer_norm=True)
+    shift = lambda x: x + 0.1 * jnp.arange(x.size, dtype=jnp.float32).reshape(x.shape) / x.size
+    params = jax.tree.map(shift, jax.jit(net.init)(jax.random.key(0)))
+    x = np.asarray(rows(number), np.float64)
+    for layer in params[:-1]:
+        x = x @ np.asarray(layer.linear.weight, np.float64).T + layer.linear.bias
+        x = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+        x = np.maximum(x * layer.gain + layer.shift, 0)
+    want = x @ np.asarray(params[-1].weight, np.float64).T + params[-1].bias
+    np.testing.assert_allclose(jax.jit(net.apply)(params, rows(number)), want, rtol=1e-4, atol=1e-5)

@@ -19,11 +19,14 @@ from shoal.envs.spaces import zeros
 from shoal.errors import ShoalError
 from shoal.nets import NetMaker, check_layers
 from shoal.ops.advantages import discounted_sums, gae
+from shoal.ops.bootstrap import values
 from shoal.ops.distributions import Distribution, distribution
 from shoal.ops.losses import clipped_squared_error, clipped_surrogate, squared_error
-from shoal.ops.shuffle import permutation
+from shoal.ops.shuffle import check_minibatches, minibatch_rows, strata
 from shoal.ops.statistics import Moments, no_moments, normalize, observe, variance
 from shoal.types import Agent, Array, Axis, Batch, Key, Net, Outputs, Space, Tree
+
+NEEDS = "any action space"
 
 
 class Knobs(NamedTuple):
@@ -70,27 +73,13 @@ class Sizes:
         for name in ("num_envs", "num_steps", "epochs", "minibatches"):
             if not 1 <= getattr(self, name) < 2**31:
                 raise ShoalError(f"--ppo.{name} {getattr(self, name)} must be from 1 to {2**31 - 1:,}")
-        rows = self.num_envs * self.num_steps
-        if rows >= 2**31:
-            raise ShoalError(f"num_envs * num_steps = {rows:,} must be below {2**31:,}", "use fewer")
         check_layers(self.hidden, self.activation)
-        if rows % self.minibatches:
-            small = [m for m in range(1, math.isqrt(rows) + 1) if rows % m == 0]
-            divisors = {*small, *(rows // m for m in small)}
-            near = sorted(divisors, key=lambda m: (abs(m - self.minibatches), m))[:2]
-            raise ShoalError(
-                f"num_envs * num_steps = {rows} is not divisible by minibatches = {self.minibatches}",
-                f"try --ppo.minibatches {' or '.join(map(str, sorted(near)))}",
-            )
+        check_minibatches("ppo", self.num_envs, self.num_steps, self.minibatches)
 
     @property
     def strata(self) -> int:
-        """Groups of envs that are shuffled apart, each with an equal share in every minibatch.
-
-        Devices divide strata, so rows never cross devices, and where envs live does not change minibatches.
-        """
-        fits = (s for s in range(min(self.num_envs, 8), 0, -1) if self.num_envs % s == 0)
-        return next(s for s in fits if self.num_steps * self.num_envs // s % self.minibatches == 0)
+        """Groups that an agent's envs may be divided into; see `ops.shuffle.strata`."""
+        return strata(self.num_envs, self.num_steps, self.minibatches)
 
 
 class Params(NamedTuple):
@@ -113,6 +102,7 @@ class Learner(NamedTuple):
     obs_moments: Moments
     return_moments: Moments
     local: Local
+    replay: Tree = ()
 
 
 class Policy(NamedTuple):
@@ -196,7 +186,8 @@ def _prepare(critic: Net, sizes: Sizes, learner: Learner, batch: Batch, axis: Ax
     final_obs = _seen(sizes, learner.obs_moments, batch.final_obs)
     reward, local, return_moments = _scaled_reward(sizes, learner, batch, axis)
     knobs, ends = learner.knobs, (batch.terminated, batch.truncated)
-    value, next_value = _values(critic, learner.params.critic, obs, final_obs, batch.truncated)
+    read = lambda obs: critic.apply(learner.params.critic, obs)[:, 0]
+    value, next_value = values(read, obs, final_obs, batch.truncated)
     advantage = gae(reward, value, next_value, *ends, knobs.gamma, knobs.gae_lambda)
     flat = lambda tree: jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), tree)
     columns = obs, batch.mask, batch.extras["sample"], batch.extras["log_prob"], value, advantage + value
@@ -220,52 +211,9 @@ def _scaled_reward(sizes: Sizes, learner: Learner, batch: Batch, axis: Axis):
     return reward, Local(carried), moments
 
 
-def _values(critic: Net, params: Tree, obs: Tree, final_obs: Tree, truncated: Array):
-    """V of every observation and of every true next observation, both [T, B].
-
-    The next observation is the following row's, except where an episode was truncated and at the end of
-    the rollout. Truncations are few, so the critic reads them one per env at a time until none is left,
-    instead of reading every observation twice.
-    """
-    steps, envs = truncated.shape
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
-    value = critic.apply(params, flat)[:, 0].reshape(steps, envs)
-    last = critic.apply(params, jax.tree.map(lambda x: x[-1], final_obs))[:, 0]
-    next_value = jnp.concatenate([value[1:], last[None]])
-    env = jnp.arange(envs, dtype=jnp.int32)
-
-    def pending(looped):
-        return jnp.any(looped[0])
-
-    def read_one(looped):
-        open_rows, next_value = looped
-        time = jnp.argmax(open_rows, axis=0)  # each env's first open row, or row 0 where none is
-        read = critic.apply(params, jax.tree.map(lambda x: x[time, env], final_obs))[:, 0]
-        at = (jnp.arange(steps)[:, None] == time) & open_rows
-        return open_rows & ~at, jnp.where(at, read, next_value)
-
-    _, next_value = jax.lax.while_loop(pending, read_one, (truncated.at[-1].set(False), next_value))
-    return value, next_value
-
-
 def _shuffled(sizes: Sizes, advantage: Array, key: Key, axis: Axis) -> Rows:
     """Rows of all minibatches [epochs * minibatches, n here], and their normalised advantages."""
-    strata = sizes.strata // axis.size  # on this share
-    envs = sizes.num_envs // axis.size // strata  # per stratum
-    number = sizes.num_steps * envs
-    stratum = jnp.arange(strata, dtype=jnp.int32)
-
-    def epoch(key):
-        def one(s):
-            where = permutation(jax.random.fold_in(key, axis.index * strata + s), number)
-            time, env = where // envs, where % envs
-            return (time * strata + s) * envs + env  # row in [T, B]: env groups are neighbours
-
-        return jax.vmap(one)(stratum).reshape(strata, sizes.minibatches, -1)
-
-    # A loop over epochs keeps the index arithmetic from being fused into, and repeated by, each gather.
-    index = jax.lax.map(epoch, jax.random.split(key, sizes.epochs))  # [epochs, strata, M, n]
-    index = index.transpose(0, 2, 1, 3).reshape(sizes.epochs * sizes.minibatches, -1)
+    index = minibatch_rows(key, sizes.num_envs, sizes.num_steps, sizes.epochs, sizes.minibatches, axis)
     advantage = advantage[index]
     if sizes.normalize_advantage:
         count = index.shape[1] * axis.size

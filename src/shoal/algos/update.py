@@ -54,7 +54,9 @@ def init(
 ) -> AgentState:
     """A fresh agent with `envs_here` envs on this share of the data axis."""
     learner = agent.init(stream(identity.seed, identity.agent, INIT), knobs)
-    learner = learner._replace(local=spread(learner.local, envs_here))
+    learner = learner._replace(
+        local=spread(learner.local, envs_here), replay=spread(learner.replay, envs_here)
+    )
     key = device.reset_key(identity.seed, identity.agent)
     actors = device.start(agent, env, env_params, key, env_index(envs_here, axis))
     return AgentState(identity, env_params, learner, actors)

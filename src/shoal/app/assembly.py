@@ -115,11 +115,16 @@ def refuse_too_large(made: Assembled, needed: int) -> None:
 
 def _least_bytes(made: Assembled) -> int:
     """What the population's learners and envs take, whatever the program adds; known before compiling."""
-    key, recipe = jax.random.key(0), made.recipe
+    key, envs = jax.random.key(0), made.recipe.num_envs
     learner = jax.eval_shape(made.agent.init, key, made.knobs)
     world = jax.eval_shape(made.env.reset, key, made.env_params)
-    size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
-    return made.layout.lanes * (size(learner) + recipe.num_envs * size(world))
+    per_env = learner.local, learner.replay, world
+    return made.layout.lanes * (size(learner._replace(local=(), replay=())) + envs * size(per_env))
+
+
+def size(tree: Tree) -> int:
+    """Bytes of all leaves."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def planned(made: Assembled, bytes_predicted: int, notes: tuple[str, ...] = ()) -> events.Planned:

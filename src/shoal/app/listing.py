@@ -45,8 +45,7 @@ def algos(
 ) -> None:
     """List the algorithms, or the settings of one."""
     if name is None:
-        about = lambda path: (inspect.getdoc(catalogue.load_algo(path)) or "").partition("\n")[0]
-        _show([dict(algo=short, about=about(path)) for short, path in catalogue.algos().items()], json)
+        _show([_about(short, catalogue.load_algo(path)) for short, path in catalogue.algos().items()], json)
         return
     module = catalogue.load_algo(name)
     group, defaults = config.group_of(name), config.algo_defaults(module)
@@ -93,6 +92,11 @@ def _preset_of(env: str) -> list[str]:
         for (name, algo), preset in presets.PRESETS.items()
         if name == env
     ]
+
+
+def _about(name: str, module: Any) -> dict[str, Any]:
+    about = (inspect.getdoc(module) or "").partition("\n")[0]
+    return dict(algo=name, about=about, needs=getattr(module, "NEEDS", ""))
 
 
 def _setting(group: str, key: str, value: Any, cls: Any) -> dict[str, Any]:

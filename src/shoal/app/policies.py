@@ -42,7 +42,7 @@ def make_agent(algo: str, sizes: Any, net: str, obs_space: Space, action_space: 
     if own:
         maker = checked(catalogue.load_net(net), net, blame.describe)
     else:
-        maker = house_net(net, sizes.hidden, sizes.activation)
+        maker = house_net(net, sizes.hidden, sizes.activation, getattr(sizes, "layer_norm", False))
     return catalogue.load_algo(algo).make(obs_space, action_space, sizes, maker)
 
 

@@ -140,9 +140,8 @@ def restored(made: Assembled, run: RunFolder) -> tuple[AgentState, loop.Tally, t
     notes: tuple[str, ...] = ()
     if int(np.max(np.asarray(state.identity.budget))) != budget:
         state = state._replace(identity=state.identity._replace(budget=np.full(agents, budget, np.int32)))
-        if made.sizes.anneal:
-            left = 1 - tally.updates / budget
-            notes = (f"lr is annealed over the new budget: it goes on from {left:.0%} of its start",)
+        spent = tally.updates / budget
+        notes = (f"what is annealed follows the new budget, of which {spent:.0%} is spent",)
     shardings = jax.tree.map(lambda x: x.sharding, full)
     return jax.device_put(resize(state, made.layout.lanes), shardings), tally, notes
 

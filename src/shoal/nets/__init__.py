@@ -35,8 +35,11 @@ def check_layers(hidden: tuple[int, ...], activation: str) -> None:
         raise ShoalError(f"no activation is called {activation!r}", f"{hint}use {', '.join(ACTIVATIONS)}")
 
 
-def house_net(kind: str, hidden: tuple[int, ...], activation: str) -> NetMaker:
-    """A maker of the house's own networks: `mlp`, `cnn`, or `auto` (cnn where an image is observed)."""
+def house_net(kind: str, hidden: tuple[int, ...], activation: str, layer_norm: bool = False) -> NetMaker:
+    """A maker of the house's own networks: `mlp`, `cnn`, or `auto` (cnn where an image is observed).
+
+    `layer_norm` normalises every hidden layer before its activation.
+    """
     from shoal.nets import cnn, mlp
 
     makers = {"mlp": mlp.make, "cnn": cnn.make}
@@ -45,6 +48,6 @@ def house_net(kind: str, hidden: tuple[int, ...], activation: str) -> NetMaker:
 
     def make(obs_space: Space, outputs: int, scale: float) -> Net:
         chosen = ("cnn" if has_images(obs_space) else "mlp") if kind == "auto" else kind
-        return makers[chosen](obs_space, outputs, scale, hidden, activation)
+        return makers[chosen](obs_space, outputs, scale, hidden, activation, layer_norm)
 
     return make

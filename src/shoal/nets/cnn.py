@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from shoal.errors import ShoalError
 from shoal.nets import ACTIVATIONS, HIDDEN_GAIN
 from shoal.nets.inputs import image, image_shape, vector, vector_size
-from shoal.nets.mlp import forward, stack
+from shoal.nets.mlp import Layers, Normed, forward, normalised, stack
 from shoal.ops.init import orthogonals
 from shoal.types import Array, Key, Net, Params, Space, Tree
 
@@ -22,8 +22,8 @@ LARGE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 
 
 class ConvNet(NamedTuple):
-    convolutions: tuple[eqx.nn.Conv2d, ...]
-    head: tuple[eqx.nn.Linear, ...]
+    convolutions: Layers  # eqx.nn.Conv2d, or Normed around one
+    head: Layers
 
 
 def _convolution(weight: Array, stride: int) -> eqx.nn.Conv2d:
@@ -55,8 +55,18 @@ def _convolve(layer: Any, x: Array) -> Array:
     return patches.reshape(*patches.shape[:3], -1) @ weight + layer.bias[:, 0, 0]
 
 
-def make(obs_space: Space, outputs: int, scale: float, hidden: tuple[int, ...], activation: str) -> Net:
-    """Convolutions over the images, then `hidden` layers over their features and all other leaves."""
+def make(
+    obs_space: Space,
+    outputs: int,
+    scale: float,
+    hidden: tuple[int, ...],
+    activation: str,
+    layer_norm: bool = False,
+) -> Net:
+    """Convolutions over the images, then `hidden` layers over their features and all other leaves.
+
+    `layer_norm` normalises the hidden layers, and each convolution over its channels at every place.
+    """
     height, width, channels = image_shape(obs_space)
     plan = LARGE if min(height, width) >= 64 else SMALL
     others = vector_size(obs_space, images=False)
@@ -68,13 +78,17 @@ def make(obs_space: Space, outputs: int, scale: float, hidden: tuple[int, ...], 
         inputs = (channels, *(layer[0] for layer in plan[:-1]))
         shapes = [(outputs, c, kernel, kernel) for c, (outputs, kernel, _) in zip(inputs, plan)]
         weights = orthogonals(conv_key, shapes, (HIDDEN_GAIN,) * len(plan))
-        convolutions = tuple(_convolution(weight, layer[2]) for weight, layer in zip(weights, plan))
-        return ConvNet(convolutions, stack(head_key, features, hidden, outputs, scale))
+        layers: Layers = tuple(_convolution(weight, layer[2]) for weight, layer in zip(weights, plan))
+        if layer_norm:
+            zeros = [jnp.zeros((layer[0],), jnp.float32) for layer in plan]
+            layers = tuple(Normed(layer, 1 + zero, zero) for layer, zero in zip(layers, zeros))
+        return ConvNet(layers, stack(head_key, features, hidden, outputs, scale, layer_norm))
 
     def apply(params: Params, obs: Tree) -> Array:
         x = image(obs_space, obs)
         for layer in params.convolutions:
-            x = act(_convolve(layer, x))
+            x = _convolve(layer.linear, x) if layer_norm else _convolve(layer, x)
+            x = act(normalised(layer, x, -1) if layer_norm else x)
         x = x.reshape(x.shape[0], -1)
         if others:
             x = jnp.concatenate([x, vector(obs_space, obs, images=False)], 1)

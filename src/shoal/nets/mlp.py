@@ -4,7 +4,7 @@ With activations as [features, rows] the weight gradient is a product of contigu
 CPU backend runs up to twice as fast (docs/adr/0002). A few rows, as in acting, are best left rows-first.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,7 +17,16 @@ from shoal.types import Array, Key, Net, Params, Space, Tree
 
 MANY_ROWS = 32
 
-Layers = tuple[Any, ...]  # eqx.nn.Linear, whose bias is typed as optional and here never is
+
+class Normed(NamedTuple):
+    """A linear layer whose outputs are normalised over its units (Ba et al. 2016, arXiv:1607.06450)."""
+
+    linear: Any
+    gain: Array
+    shift: Array
+
+
+Layers = tuple[Any, ...]  # eqx.nn.Linear or Normed; a Linear's bias is typed as optional and here never is
 
 
 def linear(weight: Array) -> eqx.nn.Linear:
@@ -28,15 +37,19 @@ def linear(weight: Array) -> eqx.nn.Linear:
 
 
 def stack(
-    key: Key, inputs: int, hidden: tuple[int, ...], outputs: int, scale: float
-) -> tuple[eqx.nn.Linear, ...]:
+    key: Key, inputs: int, hidden: tuple[int, ...], outputs: int, scale: float, layer_norm: bool = False
+) -> Layers:
     """Linear layers inputs → hidden … → outputs with orthogonal weights (Andrychowicz et al. 2021).
 
-    The last one's weights are scaled by `scale`.
+    The last one's weights are scaled by `scale`, and never normalised.
     """
     sizes = (inputs, *hidden, outputs)
     gains = (HIDDEN_GAIN,) * len(hidden) + (scale,)
-    return tuple(map(linear, orthogonals(key, list(zip(sizes[1:], sizes[:-1])), gains)))
+    *inner, last = map(linear, orthogonals(key, list(zip(sizes[1:], sizes[:-1])), gains))
+    if layer_norm:
+        zeros = [jnp.zeros((units,), jnp.float32) for units in hidden]
+        return (*(Normed(layer, 1 + zero, zero) for layer, zero in zip(inner, zeros)), last)
+    return (*inner, last)
 
 
 def forward(layers: Layers, x: Array, activation: str) -> Array:
@@ -45,19 +58,42 @@ def forward(layers: Layers, x: Array, activation: str) -> Array:
     *hidden, last = layers
     if x.shape[0] < MANY_ROWS:
         for layer in hidden:
-            x = act(x @ layer.weight.T + layer.bias)
+            x = act(_hidden(layer, x, 1))
         return x @ last.weight.T + last.bias
     x = x.T
     for layer in hidden:
-        x = act(layer.weight @ x + layer.bias[:, None])
+        x = act(_hidden(layer, x, 0))
     return (last.weight @ x + last.bias[:, None]).T
 
 
-def make(obs_space: Space, outputs: int, scale: float, hidden: tuple[int, ...], activation: str) -> Net:
+def _hidden(layer: Any, x: Array, units: int) -> Array:
+    """One layer before its activation; `units`: the axis of x, [B, inputs] or [inputs, B], that it reads."""
+    linear = layer.linear if isinstance(layer, Normed) else layer
+    x = linear.weight @ x + linear.bias[:, None] if units == 0 else x @ linear.weight.T + linear.bias
+    return normalised(layer, x, units) if isinstance(layer, Normed) else x
+
+
+def normalised(layer: Normed, x: Array, units: int) -> Array:
+    """x with mean 0 and variance 1 over the axis `units`, then scaled and shifted per unit."""
+    shape = [1] * x.ndim
+    shape[units] = -1
+    centred = x - jnp.mean(x, units, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(centred), units, keepdims=True) + 1e-5)
+    return centred * scale * layer.gain.reshape(shape) + layer.shift.reshape(shape)
+
+
+def make(
+    obs_space: Space,
+    outputs: int,
+    scale: float,
+    hidden: tuple[int, ...],
+    activation: str,
+    layer_norm: bool = False,
+) -> Net:
     """Every leaf of the observation, flattened and side by side, through `hidden` layers."""
 
     def init(key: Key) -> Params:
-        return stack(key, vector_size(obs_space), hidden, outputs, scale)
+        return stack(key, vector_size(obs_space), hidden, outputs, scale, layer_norm)
 
     def apply(params: Params, obs: Tree) -> Array:
         return forward(params, vector(obs_space, obs), activation)

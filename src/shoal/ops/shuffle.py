@@ -10,9 +10,11 @@ import math
 import jax
 import jax.numpy as jnp
 
-from shoal.types import Array, Key
+from shoal.errors import ShoalError
+from shoal.types import Array, Axis, Key
 
 ROUNDS = 6
+MOST_STRATA = 8
 
 
 def _radices(n: int) -> tuple[int, int]:
@@ -49,3 +51,54 @@ def permutation(key: Key, n: int) -> Array:
     for _ in range(a * b - n):
         x = jnp.where(x >= n, encrypt(x), x)
     return x.astype(jnp.int32)
+
+
+# --- Minibatches of a rollout -----------------------------------------------------------------
+
+
+def check_minibatches(group: str, num_envs: int, num_steps: int, minibatches: int) -> None:
+    """ShoalError unless a rollout of these sizes can be cut into so many equal minibatches."""
+    rows = num_envs * num_steps
+    if rows >= 2**31:
+        raise ShoalError(f"num_envs * num_steps = {rows:,} must be below {2**31:,}", "use fewer")
+    if rows % minibatches:
+        small = [m for m in range(1, math.isqrt(rows) + 1) if rows % m == 0]
+        divisors = {*small, *(rows // m for m in small)}
+        near = sorted(divisors, key=lambda m: (abs(m - minibatches), m))[:2]
+        raise ShoalError(
+            f"num_envs * num_steps = {rows} is not divisible by minibatches = {minibatches}",
+            f"try --{group}.minibatches {' or '.join(map(str, sorted(near)))}",
+        )
+
+
+def strata(num_envs: int, num_steps: int, minibatches: int) -> int:
+    """Groups of envs that are shuffled apart, each with an equal share in every minibatch.
+
+    Devices divide strata, so rows never cross devices, and where envs live does not change minibatches.
+    """
+    fits = (s for s in range(min(num_envs, MOST_STRATA), 0, -1) if num_envs % s == 0)
+    return next(s for s in fits if num_steps * num_envs // s % minibatches == 0)
+
+
+def minibatch_rows(
+    key: Key, num_envs: int, num_steps: int, epochs: int, minibatches: int, axis: Axis
+) -> Array:
+    """Which rows of a rollout flattened from [T, B here] each minibatch reads: int32 [epochs * M, n here].
+
+    Every epoch visits every row once, in an order of its own. num_envs counts the envs of all shares.
+    """
+    groups = strata(num_envs, num_steps, minibatches) // axis.size  # on this share
+    envs = num_envs // axis.size // groups  # per stratum
+    stratum = jnp.arange(groups, dtype=jnp.int32)
+
+    def epoch(key):
+        def one(s):
+            where = permutation(jax.random.fold_in(key, axis.index * groups + s), num_steps * envs)
+            time, env = where // envs, where % envs
+            return (time * groups + s) * envs + env  # env groups are neighbours
+
+        return jax.vmap(one)(stratum).reshape(groups, minibatches, -1)
+
+    # A loop over epochs keeps the index arithmetic from being fused into, and repeated by, each gather.
+    index = jax.lax.map(epoch, jax.random.split(key, epochs))  # [epochs, strata, M, n]
+    return index.transpose(0, 2, 1, 3).reshape(epochs * minibatches, -1)

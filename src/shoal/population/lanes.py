@@ -56,7 +56,9 @@ def contained(update: Callable[[AgentState], tuple[AgentState, Metrics]]) -> Cal
     """An update of one lane that leaves a masked lane as it is and freezes one that diverges.
 
     A lane whose learner would cease to be finite keeps its state from before that update, with `active`
-    unset: it can be looked at, and its neighbours' bits are their own.
+    unset: it can be looked at, and its neighbours' bits are their own. Replay is neither kept nor read, since
+    a copy of it would cost more than the update: its next steps are there already, the same ones that the
+    lane would write again if it went on.
     """
 
     def step(state: AgentState) -> tuple[AgentState, Metrics]:
@@ -64,8 +66,11 @@ def contained(update: Callable[[AgentState], tuple[AgentState, Metrics]]) -> Cal
         running = identity.active & (identity.updates < identity.budget)
         after, metrics = update(state)
         # Knobs are given, not learned, and may be infinite: max_grad_norm = inf switches clipping off.
-        healthy = all_finite(after.learner._replace(knobs=()))
-        frozen = state._replace(identity=identity._replace(active=identity.active & (healthy | ~running)))
+        healthy = all_finite(after.learner._replace(knobs=(), replay=()))
+        frozen = state._replace(
+            identity=identity._replace(active=identity.active & (healthy | ~running)),
+            learner=state.learner._replace(replay=after.learner.replay),
+        )
         kept = choose(running & healthy, after, frozen)
         return kept, {name: jnp.where(running & healthy, value, 0.0) for name, value in metrics.items()}
 

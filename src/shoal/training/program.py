@@ -154,7 +154,7 @@ def _specs(recipe: Recipe) -> Any:
     per_agent: Any = PartitionSpec(AGENT)
     per_env: Any = PartitionSpec(AGENT, DATA)
     learner = jax.eval_shape(recipe.agent.init, jax.random.key(0), recipe.knobs)
-    fields = dict.fromkeys(learner._fields, per_agent) | {"local": per_env}
+    fields = dict.fromkeys(learner._fields, per_agent) | {"local": per_env, "replay": per_env}
     return AgentState(per_agent, per_agent, type(learner)(**fields), per_env)
 
 
