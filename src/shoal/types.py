@@ -135,6 +135,7 @@ class Batch(NamedTuple):
     keys: Key  # [B] one key per env for this update's learning noise (replay sampling, …)
     key: Key  # [] the agent's key for this update's learning noise (shuffling)
     progress: Array  # [] share of the agent's update budget already spent, 0 … 1
+    final_mask: Tree = None  # [T, B, …] action mask at final_obs, or None
 
 
 # --- Agents -----------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Row(NamedTuple):
     terminated: bool
     truncated: bool
     final_obs: np.ndarray
+    final_mask: np.ndarray
     steps: int  # the carry before acting
 
 
@@ -72,7 +73,8 @@ def slow_rollout(key, number, steps):
         total, length = total + float(after.reward), length + 1
         terminated = bool(after.terminated)
         truncated = (bool(after.truncated) or length == LIMIT) and not terminated
-        row = obs, mask, int(action[0]), float(after.reward), terminated, truncated, after.obs, length - 1
+        final = after.obs, mask_of(after.state, PARAMS)
+        row = obs, mask, int(action[0]), float(after.reward), terminated, truncated, *final, length - 1
         rows.append(Row(*row))
         state, obs = after.state, after.obs
         if terminated or truncated:
@@ -106,7 +108,7 @@ def rolled():
 def test_a_rollout_equals_the_slow_loop(slow, rolled):
     _, columns, _ = rolled
     for b, (rows, *_) in enumerate(slow):
-        for name in ("obs", "mask", "action", "reward", "terminated", "truncated", "final_obs"):
+        for name in Row._fields[:-1]:
             want = np.stack([np.asarray(getattr(row, name)) for row in rows])
             np.testing.assert_allclose(columns[name][:, b], want, rtol=1e-6, err_msg=name)
 

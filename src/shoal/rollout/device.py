@@ -31,6 +31,11 @@ class Episodes(NamedTuple):
     length_sum: Array
 
 
+def no_episodes() -> Episodes:
+    zero = jnp.zeros((), jnp.float32)
+    return Episodes(zero, zero, zero)
+
+
 def choose(condition: Array, yes: Tree, no: Tree) -> Tree:
     """Leaf-wise `where` with the condition's axes leading; leaves that are the same are not copied."""
 
@@ -107,6 +112,7 @@ def collect(
             terminated=after.terminated,
             truncated=after.truncated,
             final_obs=after.obs,
+            final_mask=masks(env, after.state, params),
             extras=extras,
         )
         actors = Actors(
@@ -118,8 +124,8 @@ def collect(
         )
         return (actors, episodes), columns
 
-    zero = jnp.zeros((), jnp.float32)
-    none = Episodes(zero, zero.astype(actors.episode_return.dtype), zero)
+    none = no_episodes()
+    none = none._replace(return_sum=none.return_sum.astype(actors.episode_return.dtype))
     (actors, episodes), columns = jax.lax.scan(step, (actors, none), (noise, world))
     return actors, columns, episodes
 
