@@ -27,6 +27,7 @@ class Bounded(NamedTuple):
 
 def bounded(space: Space, algo: str) -> Bounded:
     """`space` as vectors; ShoalError unless it is a Box of bounded floats, or a pytree of such boxes."""
+    structure: Any
     leaves, structure = jax.tree.flatten(space, is_leaf=is_space)
     for leaf in leaves:
         _check(leaf, algo)
