@@ -129,11 +129,11 @@ def test_any_split_of_a_minibatch_gives_its_gradient(prepared):
 
 def test_targets_are_advantages_plus_values_of_what_the_rollout_saw(prepared):
     learner, batch, after, data, _ = prepared
-    _, _, moments = ppo._scaled_reward(TINY, learner, batch, WHOLE)
+    _, _, moments = ppo.scaled_reward(TINY, learner, batch, WHOLE)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), moments, after.return_moments)
     np.testing.assert_array_equal(data.sample, np.asarray(batch.action).reshape(-1))
     assert after.progress == 0.25
-    seen = ppo._seen(TINY, learner.obs_moments, batch.obs).reshape(-1, 2)
+    seen = ppo.seen(TINY, learner.obs_moments, batch.obs).reshape(-1, 2)
     np.testing.assert_allclose(data.obs, seen, rtol=1e-4, atol=1e-5)
 
 
@@ -167,7 +167,7 @@ def test_normalised_rewards_equal_gymnasiums_after_the_statistics_have_settled()
     theirs.reset()
     want = np.array([theirs.step(0)[1] for _ in range(rewards.size)])
     learner, sizes = bare_learner(), Sizes(num_envs=1, num_steps=64, normalize_reward=True)
-    scale = jax.jit(lambda learner, batch: ppo._scaled_reward(sizes, learner, batch, WHOLE))
+    scale = jax.jit(lambda learner, batch: ppo.scaled_reward(sizes, learner, batch, WHOLE))
     for chunk in rewards:
         got, local, moments = scale(learner, bare_batch(chunk[:, None]))
         learner = learner._replace(local=local, return_moments=moments)
@@ -178,7 +178,7 @@ def test_normalised_rewards_equal_gymnasiums_after_the_statistics_have_settled()
 def test_discounted_returns_restart_with_each_episode_and_carry_over_rollouts():
     sizes = Sizes(num_envs=1, num_steps=4, minibatches=1, normalize_reward=True)
     batch = bare_batch(np.ones((4, 1), np.float32), ended=[False, True, False, False])
-    _, local, moments = ppo._scaled_reward(sizes, bare_learner(), batch, WHOLE)
+    _, local, moments = ppo.scaled_reward(sizes, bare_learner(), batch, WHOLE)
     np.testing.assert_allclose(local.discounted_return, [1.9], rtol=1e-6)
     np.testing.assert_allclose(moments.mean[0], np.mean([1, 1.9, 1, 1.9]), rtol=1e-6)
 

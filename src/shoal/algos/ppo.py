@@ -9,7 +9,7 @@ Left out: the KL penalty variant (no better in the paper) and recurrent networks
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from shoal.errors import ShoalError
 from shoal.nets import NetMaker, check_layers
 from shoal.ops.advantages import discounted_sums, gae
 from shoal.ops.bootstrap import values
+from shoal.ops.descent import descend
 from shoal.ops.distributions import Distribution, distribution
 from shoal.ops.losses import clipped_squared_error, clipped_surrogate, squared_error
 from shoal.ops.shuffle import check_minibatches, minibatch_rows, strata
@@ -148,7 +149,7 @@ def make(obs_space: Space, action_space: Space, sizes: Sizes, net: NetMaker) -> 
         return Policy(learner.params.actor, learner.params.free, learner.obs_moments)
 
     def act(policy: Policy, carry: Tree, obs: Tree, mask: Tree, noise: Tree):
-        outputs = actor.apply(policy.actor, _seen(sizes, policy.obs_moments, obs))
+        outputs = actor.apply(policy.actor, seen(sizes, policy.obs_moments, obs))
         sample = dist.sample(outputs, policy.free, mask, noise)
         log_prob = dist.log_prob(outputs, policy.free, mask, sample)
         return carry, dist.action(sample), {"sample": sample, "log_prob": log_prob}
@@ -168,7 +169,7 @@ def make(obs_space: Space, action_space: Space, sizes: Sizes, net: NetMaker) -> 
 ADAM = optax.scale_by_adam(eps=1e-5)
 
 
-def _seen(sizes: Sizes, moments: Moments, obs: Tree) -> Tree:
+def seen(sizes: Any, moments: Moments, obs: Tree) -> Tree:
     """An observation as the networks see it."""
     return normalize(moments, obs) if sizes.normalize_obs else obs
 
@@ -182,9 +183,9 @@ def _prepare(critic: Net, sizes: Sizes, learner: Learner, batch: Batch, axis: Ax
     Observations are normalised with the moments the rollout acted on, so that the first ratio is 1; what
     this rollout adds to them counts from the next one on.
     """
-    obs = _seen(sizes, learner.obs_moments, batch.obs)
-    final_obs = _seen(sizes, learner.obs_moments, batch.final_obs)
-    reward, local, return_moments = _scaled_reward(sizes, learner, batch, axis)
+    obs = seen(sizes, learner.obs_moments, batch.obs)
+    final_obs = seen(sizes, learner.obs_moments, batch.final_obs)
+    reward, local, return_moments = scaled_reward(sizes, learner, batch, axis)
     knobs, ends = learner.knobs, (batch.terminated, batch.truncated)
     read = lambda obs: critic.apply(learner.params.critic, obs)[:, 0]
     value, next_value = values(read, obs, final_obs, batch.truncated)
@@ -199,29 +200,35 @@ def _prepare(critic: Net, sizes: Sizes, learner: Learner, batch: Batch, axis: Ax
     return learner, data, rows
 
 
-def _scaled_reward(sizes: Sizes, learner: Learner, batch: Batch, axis: Axis):
+def scaled_reward(sizes: Any, learner: Any, batch: Batch, axis: Axis):
+    """Rewards, and the learner's `local` and `return_moments` after them."""
     if not sizes.normalize_reward:
         return batch.reward, learner.local, learner.return_moments
     ended = batch.terminated | batch.truncated
     start, gamma = learner.local.discounted_return, learner.knobs.gamma
     carried, returns = discounted_sums(batch.reward, ended, start, gamma)
+    local = learner.local._replace(discounted_return=carried)
     moments = observe(learner.return_moments, returns, 2, axis)
     (spread,) = variance(moments)
     reward = jnp.clip(batch.reward * jax.lax.rsqrt(spread + 1e-8), -10.0, 10.0)
-    return reward, Local(carried), moments
+    return reward, local, moments
 
 
 def _shuffled(sizes: Sizes, advantage: Array, key: Key, axis: Axis) -> Rows:
     """Rows of all minibatches [epochs * minibatches, n here], and their normalised advantages."""
     index = minibatch_rows(key, sizes.num_envs, sizes.num_steps, sizes.epochs, sizes.minibatches, axis)
     advantage = advantage[index]
-    if sizes.normalize_advantage:
-        count = index.shape[1] * axis.size
-        mean = axis.sum(jnp.sum(advantage, 1)) / count
-        centred = advantage - mean[:, None]
-        squared = axis.sum(jnp.sum(jnp.square(centred), 1)) / max(count - 1, 1)
-        advantage = centred / (jnp.sqrt(squared)[:, None] + 1e-8)
-    return Rows(index, advantage)
+    return Rows(index, standardized(advantage, axis) if sizes.normalize_advantage else advantage)
+
+
+def standardized(advantage: Array, axis: Axis) -> Array:
+    """Each minibatch's advantages [M, n here, …] with mean 0 and deviation 1 over all of its shares."""
+    within = tuple(range(1, advantage.ndim))
+    count = advantage[0].size * axis.size
+    mean = axis.sum(jnp.sum(advantage, within, keepdims=True)) / count
+    squares = jnp.sum(jnp.square(advantage - mean), within, keepdims=True)
+    deviation = jnp.sqrt(axis.sum(squares) / max(count - 1, 1))
+    return (advantage - mean) / (deviation + 1e-8)
 
 
 # --- Gradient ---------------------------------------------------------------------------------
@@ -237,15 +244,22 @@ def _grad(actor: Net, critic: Net, dist: Distribution, sizes: Sizes, learner: Le
 def _loss(actor, critic, dist, sizes: Sizes, knobs: Knobs, params: Params, mini: Data, advantage: Array):
     """Summed over the minibatch's rows."""
     outputs = actor.apply(params.actor, mini.obs)
-    log_ratio = dist.log_prob(outputs, params.free, mini.mask, mini.sample) - mini.log_prob
-    ratio = jnp.exp(log_ratio)
     value = critic.apply(params.critic, mini.obs)[:, 0]
+    return objective(dist, sizes, knobs, params.free, outputs, value, mini, advantage)
+
+
+def objective(
+    dist: Distribution, sizes: Any, knobs: Knobs, free: Tree, outputs, value, mini: Data, advantage: Array
+) -> tuple[Array, dict[str, Array]]:
+    """The loss and its parts, summed over all rows, of what actor and critic say now; any axes lead."""
+    log_ratio = dist.log_prob(outputs, free, mini.mask, mini.sample) - mini.log_prob
+    ratio = jnp.exp(log_ratio)
     if sizes.clip_value:
         value_loss = jnp.sum(clipped_squared_error(value, mini.value, mini.target, knobs.clip))
     else:
         value_loss = jnp.sum(squared_error(value, mini.target))
     policy_loss = jnp.sum(clipped_surrogate(ratio, advantage, knobs.clip))
-    entropy = jnp.sum(dist.entropy(outputs, params.free, mini.mask))
+    entropy = jnp.sum(dist.entropy(outputs, free, mini.mask))
     total = policy_loss + knobs.vf_coef * value_loss - knobs.ent_coef * entropy
     return total, {
         "policy_loss": policy_loss,
@@ -257,10 +271,7 @@ def _loss(actor, critic, dist, sizes: Sizes, knobs: Knobs, params: Params, mini:
 
 
 def _apply(sizes: Sizes, learner: Learner, gradient: Params) -> Learner:
-    norm = optax.tree.norm(gradient)
-    scale = jnp.minimum(1.0, learner.knobs.max_grad_norm / (norm + 1e-6))
-    gradient = jax.tree.map(lambda g: scale * g, gradient)
-    steps, adam = ADAM.update(gradient, learner.adam)
-    lr = learner.knobs.lr * (1 - learner.progress) if sizes.anneal else learner.knobs.lr
-    params = jax.tree.map(lambda p, step: p - lr * step, learner.params, steps)
+    knobs = learner.knobs
+    lr = knobs.lr * (1 - learner.progress) if sizes.anneal else knobs.lr
+    params, adam = descend(ADAM, learner.adam, learner.params, gradient, lr, knobs.max_grad_norm)
     return learner._replace(params=params, adam=adam)
