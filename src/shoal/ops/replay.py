@@ -53,8 +53,8 @@ def insert(replay: Steps, batch: Batch, written: Array) -> Steps:
     return jax.tree.map(lambda ring, x: ring.at[:, place].set(x.swapaxes(0, 1)), replay, new)
 
 
-def gather(replay: Steps, index: Index) -> Steps:
-    """The rows at `index`, leaves [*index, …]."""
+def gather(replay: Tree, index: Index) -> Tree:
+    """The rows at `index` of a replay or a part of it, leaves [*index, …]."""
     return jax.tree.map(lambda x: x[index.env, index.slot], replay)
 
 
