@@ -32,6 +32,31 @@ def gae(
     return advantage
 
 
+def lambda_returns(
+    reward: Array,  # [T, …]
+    next_value: Array,  # [T, …] of the true observation after step t, as for gae
+    terminated: Array,  # [T, …] bool
+    truncated: Array,  # [T, …] bool
+    gamma: Array | float,
+    trace: Array | float,  # lambda
+) -> Array:
+    """Mixtures of all n-step returns [T, …] (Sutton & Barto 2018, eq. 12.3), cut as in `gae`.
+
+    With the largest action value as the value they are the Q(lambda) returns of Peng & Williams (1994). They
+    equal gae's advantages plus values, without the values of the rows themselves.
+    """
+    carry_on = jnp.where(terminated | truncated, 0.0, trace)
+    worth = jnp.where(terminated, 0.0, next_value)
+
+    def backwards(after, row):
+        reward_t, worth_t, carry_on_t = row
+        after = reward_t + gamma * (worth_t + carry_on_t * (after - worth_t))
+        return after, after
+
+    _, returns = jax.lax.scan(backwards, worth[-1], (reward, worth, carry_on), reverse=True)
+    return returns
+
+
 def discounted_sums(reward: Array, ended: Array, start: Array, gamma: Array | float) -> tuple[Array, Array]:
     """Running discounted return R_t = r_t + gamma R_{t-1}, restarted after an episode's end.
 
