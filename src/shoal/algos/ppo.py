@@ -54,6 +54,9 @@ RANGES = {  # what a knob may be, both ends included; inf switches a clip off
 }
 
 
+SEARCH = {"lr": "log:1e-5..1e-2", "ent_coef": "log:1e-4..1e-1"}  # worth a search where none is named
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Settings that shape the program."""

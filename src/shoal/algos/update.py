@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from shoal.rollout import device
-from shoal.rollout.device import Actors, choose, spread
+from shoal.rollout.device import Actors, Episodes, choose, no_episodes, spread
 from shoal.rollout.streams import INIT, LEARN, stream
 from shoal.types import WHOLE, Agent, Array, Axis, Batch, Env, Tree
 
@@ -22,8 +22,8 @@ class Identity(NamedTuple):
     seed: Array  # uint32
     agent: Array  # int32 id within the run
     updates: Array  # int32 done so far
-    budget: Array  # int32 updates to do in total
-    active: Array  # bool; False once frozen or for a padding lane
+    budget: Array  # int32 updates to do in total; 0 where a lane has no agent
+    active: Array  # bool; False once frozen, or where a lane has no agent
 
 
 class AgentState(NamedTuple):
@@ -33,6 +33,7 @@ class AgentState(NamedTuple):
     env_params: Tree  # the env's knobs
     learner: Tree
     actors: Actors
+    episodes: Episodes  # ended since agents were last compared; a run that never compares counts them all
 
 
 Metrics = dict[str, Array]  # sums over updates; the host divides
@@ -59,7 +60,7 @@ def init(
     )
     key = device.reset_key(identity.seed, identity.agent)
     actors = device.start(agent, env, env_params, key, env_index(envs_here, axis))
-    return AgentState(identity, env_params, learner, actors)
+    return AgentState(identity, env_params, learner, actors, no_episodes())
 
 
 def update(
@@ -100,7 +101,8 @@ def update(
         length_sum=episodes.length_sum,
     )
     identity = identity._replace(updates=identity.updates + 1)
-    return AgentState(identity, state.env_params, learner, actors), metrics
+    total = jax.tree.map(lambda old, new: old + new.astype(old.dtype), state.episodes, episodes)
+    return AgentState(identity, state.env_params, learner, actors, total), metrics
 
 
 def _reduce(tree: Tree, axis: Axis) -> Tree:

@@ -11,6 +11,7 @@ from shoal.algos.update import AgentState
 from shoal.app import catalogue, policies, text, video
 from shoal.app.assembly import Assembled, Compiler, assemble, use_compile_cache
 from shoal.app.config import reopen, set_params
+from shoal.app.selecting import varied
 from shoal.app.session import restored, scores_of, write_policy
 from shoal.errors import ShoalError
 from shoal.mesh.devices import open_devices
@@ -51,14 +52,15 @@ def _evaluated(
     path: str | Path, episodes: int | None, root: str | Path, listen: loop.Listener, seed: int = 0
 ) -> tuple[Assembled, RunFolder, AgentState, dict[str, Any]]:
     """A run's newest state and the columns of an evaluation of it."""
-    run = folder.open_run(path, root)
+    run = folder.whole(folder.open_run(path, root))
     changed = {} if episodes is None else {"eval_episodes": episodes}
     made = assemble(reopen(run.config, changed))
     if not checkpoints.steps(run.checkpoints):
         raise ShoalError(f"{run.path} has no checkpoint yet", f"shoal resume {run.path}")
     state, tally, _ = restored(made, run)
     scores = jax.device_get(Compiler(listen).evaluation(made, seed)(state))
-    return made, run, state, loop.evaluation_columns(made.plan, tally, scores)
+    columns = loop.evaluation_columns(made.plan, tally, state, scores) | varied(made)(state)
+    return made, run, state, columns
 
 
 def play(

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from shoal.app import catalogue, policies, session
+from shoal.app import catalogue, policies, programs, sweep
 from shoal.app.board import board
 from shoal.app.config import OutputConfig, algo_defaults, resolve, split_algo
 from shoal.app.run import Run
@@ -28,20 +28,23 @@ def train(
     `env` is a short name, `module:make`, or the function that makes it (so is net=, for a network).
     Settings are those of `shoal train --help`, by name with underscores: agents=16, steps=500_000, seed=0,
     quiet=True, root="runs", … The algorithm's own come as a dict of its name, ppo={"lr": 1e-3}; the env's
-    as env_params={"gravity": 5.0}. `config` is a TOML file. `hook(progress, state)` is called after every
+    as env_params={"gravity": 5.0}. What differs between agents is sweep={"ppo.lr": "log:1e-4..1e-2",
+    "ppo.ent_coef": [0, 0.01]}. `config` is a TOML file. `hook(progress, state)` is called after every
     chunk and may return a changed state. ShoalError says what does not fit.
     """
     catalogue.refuse_while_importing()
     output = _output(settings)
     if output.dry_run:
         raise ShoalError("dry_run returns no run", "use shoal train --dry-run")
+    if "sweep" in settings:
+        settings["sweep"] = sweep.written(settings["sweep"])
     dotted = {name: settings.pop(name) for name in list(settings) if isinstance(settings[name], Mapping)}
     if env_params:
         dotted["env"] = env_params
     named = {name: _spec(value) for name, value in {"env": env, **settings}.items()}
     resolved = resolve(named, dotted, config, "keyword")
     with board(output.quiet) as listen:
-        run = session.train(resolved, output, listen, hook)
+        run = programs.train(resolved, output, listen, hook)
     if run is None:
         raise KeyboardInterrupt
     return run
@@ -78,7 +81,7 @@ def resume(run: str | Path, *, hook: Hook | None = None, **changes: Any) -> Run:
     """
     output = _output(changes)
     with board(output.quiet) as listen:
-        return session.resume(run, changes, output, listen, hook)
+        return programs.resume(run, changes, output, listen, hook)
 
 
 def make_env(spec: str) -> Env:

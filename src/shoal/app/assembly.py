@@ -13,20 +13,25 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from shoal.app import catalogue, policies, text
+from shoal.app import catalogue, policies, sweep, text
 from shoal.app.blame import describe
-from shoal.app.config import Settings, group_of, set_params, split_algo
+from shoal.app.config import Settings, TrainConfig, group_of, set_params, split_algo
 from shoal.envs.check import form
 from shoal.errors import ShoalError
 from shoal.mesh.devices import Devices, memory, open_devices
 from shoal.mesh.layout import Layout, lay_out
+from shoal.population import halving, search
+from shoal.population.lanes import stacked
+from shoal.population.search import Axis
 from shoal.runs import manifest
 from shoal.training import events, loop, program
 from shoal.types import Agent, Env, Tree
 
 _log = logging.getLogger("shoal")
 
+SELECTIONS = 20  # of PBT, in a run that does not say how often
 LONGEST_EPISODE = 10_000  # steps of an evaluation episode in an env without a time limit
 
 
@@ -43,6 +48,7 @@ class Assembled(NamedTuple):
     layout: Layout
     recipe: program.Recipe
     plan: loop.Plan
+    axes: tuple[Axis, ...]  # what differs between agents
 
     @property
     def max_steps(self) -> int:
@@ -65,19 +71,47 @@ def assemble(settings: Settings) -> Assembled:
     layout = lay_out(devices.devices, train.agents, sizes.strata)
     recipe = program.Recipe(agent, env, knobs, env_params, sizes.num_envs, sizes.num_steps)
     per_update = sizes.num_envs * sizes.num_steps
+    updates = -(-train.steps // per_update)
     plan = loop.Plan(
         agents=train.agents,
-        updates=-(-train.steps // per_update),
+        updates=updates,
         steps_per_update=per_update,
         chunk=train.chunk,
         eval_every=max(1, round(train.eval_every / per_update)) if train.eval_every else 0,
+        select_every=select_every(updates, train),
         stop_at=train.stop_at,
         seconds=train.for_s,
         checkpoint_every=train.checkpoint_every,
     )
-    made = Assembled(settings, devices, env, env_params, knobs, sizes, agent, layout, recipe, plan)
+    if axes := sweep.axes(settings, env.default_params()):
+        sweep.refuse_idle(axes, *program.unread(recipe), train.algo)
+    made = Assembled(settings, devices, env, env_params, knobs, sizes, agent, layout, recipe, plan, axes)
     refuse_too_large(made, _least_bytes(made))
     return made
+
+
+def select_every(updates: int, train: TrainConfig) -> int:
+    """Updates between selections, 0 for none; ShoalError where a run is too short for any."""
+    if not (train.pbt or train.halving):
+        return 0
+    rungs = halving.rungs(updates)
+    every = rungs[0] if train.halving and rungs else train.pbt_every or max(1, updates // SELECTIONS)
+    if every >= updates:
+        what = f"agents are compared every {every} updates" if updates > 1 else "there is nothing to compare"
+        raise ShoalError(f"{what}, and the run has {updates}", "use more --steps")
+    return every
+
+
+def starting(made: Assembled, agents: Any) -> tuple[Tree, Tree]:
+    """Knobs and env params that agents start with, by their numbers [lanes]; leaves are led by lanes."""
+    knobs, env_params = stacked(made.knobs, len(agents)), stacked(made.env_params, len(agents))
+    seeds: Any = np.full(len(agents), made.settings.train.seed, np.uint32)
+    for axis in made.axes:
+        values = np.asarray(jax.vmap(functools.partial(search.drawn, axis))(seeds, agents))
+        tree = env_params if axis.of_env else knobs
+        tree = tree._replace(**{axis.field: values.astype(getattr(tree, axis.field).dtype)})
+        knobs, env_params = (knobs, tree) if axis.of_env else (tree, env_params)
+    return knobs, env_params
 
 
 def _load_env(settings: Settings) -> tuple[Env, Tree]:
@@ -134,6 +168,13 @@ def planned(made: Assembled, bytes_predicted: int, notes: tuple[str, ...] = ()) 
         notes = (*notes, f"{layout.lanes - plan.agents} padding lanes, so that devices divide the agents")
     if not made.env.time_limit:
         notes = (*notes, f"no time limit: evaluation episodes are cut after {made.max_steps:,} steps")
+    if made.axes:
+        notes = (*notes, "agents differ in " + ", ".join(f"{a.name} ({_range_of(a)})" for a in made.axes))
+    if train.pbt:
+        notes = (*notes, f"PBT: every {plan.select_every} updates the worst quarter copies the best")
+    if train.halving:
+        rungs = ", ".join(map(str, halving.rungs(plan.updates)))
+        notes = (*notes, f"successive halving: judged after {rungs} updates, the best third goes on")
     return events.Planned(
         env=train.env,
         algo=train.algo,
@@ -167,10 +208,18 @@ def facts(made: Assembled) -> dict[str, Any]:
         mesh=dict(mesh.shape),
         precision=dict(params="float32", matmul=MATMUL_PRECISION),
         reset="fresh",
+        varied={axis.name: _range_of(axis) for axis in made.axes},
+        updates=made.plan.updates,
         steps_asked=made.settings.train.steps,
         steps=made.plan.updates * made.plan.steps_per_update,
         notes=list(made.devices.notes),
     )
+
+
+def _range_of(axis: Axis) -> str:
+    if axis.choices:
+        return ", ".join(f"{x:g}" for x in axis.choices)
+    return f"{'log ' * axis.log}{axis.low:g} … {axis.high:g}"
 
 
 def fingerprint(made: Assembled, packages: dict[str, str]) -> str:

@@ -137,6 +137,8 @@ def describe(event: events.Event) -> str:
         return f"evaluated at {count(event.env_steps)} steps: min {low}  median {median}  max {high}"
     if isinstance(event, events.Diverged):
         return f"agent {event.agent} diverged in update {event.updates} and is frozen as it was before"
+    if isinstance(event, events.Selected):
+        return f"update {event.updates:,}: {event.replaced} of {event.agents} replaced by {event.by}"
     if isinstance(event, events.Compiled):
         return f"compiled {event.program} in {duration(event.seconds)}"
     if isinstance(event, events.Saved):

@@ -33,11 +33,14 @@ class Option(NamedTuple):
 def read_train(words: Sequence[str]) -> tuple[Settings, OutputConfig]:
     """The settings and output options of `shoal train …`."""
     words, dotted = split_dotted(words)
+    words, sweep = _split_sweep(words)
     options = {"config": Option(str | None, None, "settings from this TOML file")}
     options |= _fields_of(TrainConfig) | _fields_of(OutputConfig)
     options["env"] = options["env"]._replace(positional=True)
     given = read(options, words, "shoal train", f"Train many agents on one env, in one program.\n\n{MORE}")
     file = given.pop("config", None)
+    if sweep:
+        given["sweep"] = tuple(sweep)
     output = {f.name: given.pop(f.name) for f in fields(OutputConfig) if f.name in given}
     return config.resolve(given, dotted, file), OutputConfig(**output)
 
@@ -73,6 +76,22 @@ def split_dotted(words: Sequence[str]) -> tuple[list[str], dict[str, dict[str, A
             value = queue.pop(0) if queue and not queue[0].startswith("--") else "true"
         dotted.setdefault(group, {})[key.replace("-", "_")] = value
     return rest, dotted
+
+
+def _split_sweep(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Take every `--sweep NAME=VALUES` out: it may be given several times."""
+    rest: list[str] = []
+    sweep: list[str] = []
+    queue = list(words)
+    while queue:
+        word, equals, value = (first := queue.pop(0)).partition("=")
+        if word != "--sweep":
+            rest.append(first)
+        elif equals or (queue and not queue[0].startswith("--")):
+            sweep.append(value if equals else queue.pop(0))
+        else:
+            raise ShoalError("--sweep names no values", "for example --sweep ppo.lr=log:1e-4..1e-2")
+    return rest, sweep
 
 
 def read(options: Mapping[str, Option], words: Sequence[str], prog: str, description: str) -> dict[str, Any]:

@@ -34,6 +34,10 @@ class TrainConfig:
     steps: int = 500_000  # env steps per agent, rounded up to whole updates
     seed: int = 0  # every random stream derives from it
     net: str = "auto"  # auto, mlp, cnn, or module:make of your own
+    sweep: tuple[str, ...] = ()  # what differs between agents: ppo.lr=log:1e-4..1e-2 or ppo.clip=0.1,0.2
+    pbt: bool = False  # now and then the worst agents become copies of the best, with knobs moved
+    pbt_every: int = 0  # updates between these selections; 0 = a twentieth of the run
+    halving: bool = False  # stop the worst agents early, and try new samples in their place
     time_limit: int | None = None  # steps until an episode is truncated; none = the env's own, 0 = never
     device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"  # auto = the best that JAX finds
     devices: int = 0  # how many; 0 = all (on a CPU: one per core)
@@ -48,13 +52,17 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "keep"):
             _within(1, math.inf, name, getattr(self, name))
-        for name in ("chunk", "eval_every", "for_s", "checkpoint_every"):
+        for name in ("chunk", "eval_every", "for_s", "checkpoint_every", "pbt_every"):
             _within(0, math.inf, name, getattr(self, name))
         for name in ("agents", "eval_episodes"):
             _within(1, INT32, name, getattr(self, name))
         _within(0, INT32, "time_limit", self.time_limit)
         _within(0, 2**32 - 1, "seed", self.seed)
         _within(0, MOST_DEVICES, "devices", self.devices)
+        if self.pbt and self.halving:
+            raise ShoalError("--pbt and --halving exclude each other", "use one of them")
+        if self.pbt_every and not self.pbt:
+            raise ShoalError("--pbt-every says nothing without --pbt", "add --pbt")
 
 
 @dataclass(frozen=True)
@@ -224,7 +232,7 @@ def describe_kind(kind: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(args)}"
     if origin is tuple:
-        return "whole numbers such as 64,64"
+        return "whole numbers such as 64,64" if args[0] is int else "a list of words"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return "a time such as 90s, 10m or 2h" if kind is Duration else words[kind]
 
@@ -249,6 +257,8 @@ def _convert(value: Any, kind: Any) -> Any:
         if value not in args:
             raise ValueError
         return value
+    if origin is tuple and args[0] is str:
+        return tuple(_convert(part, str) for part in ((value,) if isinstance(value, str) else value))
     if origin is tuple:
         parts = value.strip("()[] ").split(",") if isinstance(value, str) else value
         parts = parts if isinstance(parts, list | tuple) else [parts]

@@ -23,7 +23,7 @@ from shoal.errors import ShoalError
 from shoal.nets import house_net
 from shoal.nets.check import checked
 from shoal.rollout.device import draw, spread
-from shoal.runs.folder import open_run, places
+from shoal.runs.folder import open_run, places, whole
 from shoal.runs.manifest import read_object, reading, write_json
 from shoal.types import Agent, Space, Tree, is_space
 
@@ -203,7 +203,7 @@ def folder_of(path: str | Path, root: str | Path = "runs") -> Path:
         for folder in (place, place / "policy"):
             if (folder / CONTRACT).is_file():
                 return folder
-    run = open_run(path, root)
+    run = whole(open_run(path, root))
     raise ShoalError(f"{run.path} has no policy yet", f"the run has not finished: shoal resume {run.path}")
 
 

@@ -39,9 +39,15 @@ class Run:
         """The columns of metrics.jsonl: a row per agent and chunk."""
         return read_rows(self.folder.metrics)
 
+    @property
+    def programs(self) -> list["Run"]:
+        """The runs it consists of: those of a sweep over shapes, else none."""
+        return [Run.of(part) for part in folder.parts(self.folder)]
+
     def best(self) -> policies.Policy:
         """The agent with the highest evaluation return."""
-        return self.policy("best")
+        score = lambda run: np.max(run.returns, initial=-np.inf)
+        return max(self.programs, key=score).best() if self.programs else self.policy("best")
 
     def policy(self, agents: str | int = "all") -> policies.Policy:
         """Some agent (best, median, worst, an id) or the whole population as one program."""

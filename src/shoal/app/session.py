@@ -14,12 +14,13 @@ import numpy as np
 
 from shoal.algos.update import AgentState
 from shoal.app import blame, policies, video
-from shoal.app.assembly import Assembled, Compiler, assemble, facts, planned, refuse_too_large
+from shoal.app.assembly import Assembled, Compiler, assemble, facts, planned, refuse_too_large, starting
 from shoal.app.board import describe
 from shoal.app.config import OutputConfig, Settings, reopen, to_toml_tables
 from shoal.app.run import Run
+from shoal.app.selecting import selector, varied
 from shoal.errors import ShoalError
-from shoal.population.lanes import identities, resize, stacked
+from shoal.population.lanes import identities, resize
 from shoal.runs import checkpoints, folder, manifest, statistics
 from shoal.runs.folder import RunFolder
 from shoal.runs.metrics import RowWriter, truncate_after
@@ -107,23 +108,20 @@ def _reopened(made: Assembled, run: RunFolder, before: dict[str, Any], tally: lo
     now = facts(made)
     again = [*before.get("resumed", []), {"updates": tally.updates, **now}]
     kept = {name: fact for name, fact in before.items() if name not in ("result", "time_split")}
-    budget = {name: now[name] for name in ("finished", "steps", "steps_asked")}
+    budget = {name: now[name] for name in ("finished", "steps", "steps_asked", "updates")}
     manifest.write_json(run.manifest, kept | budget | {"resumed": again})
     shutil.rmtree(run.policy, ignore_errors=True)  # of an older state; the checkpoint holds all of it
     evaluated = tally.updates - 1 if tally.updates == made.plan.updates else tally.updates
     truncate_after(run.metrics, tally.updates)
+    truncate_after(run.lineage, tally.updates)
     truncate_after(run.eval, evaluated)
 
 
 def fresh_state(made: Assembled, compiler: Compiler) -> Callable[[], AgentState]:
     """Compile what makes a population's first state."""
-    lanes = made.layout.lanes
+    who = identities(made.settings.train.seed, made.plan.agents, made.plan.updates, made.layout.lanes)
     init = compiler("start", lambda: program.compile_init(made.recipe, made.layout))
-    return lambda: init(
-        identities(made.settings.train.seed, made.plan.agents, made.plan.updates, lanes),
-        stacked(made.knobs, lanes),
-        stacked(made.env_params, lanes),
-    )
+    return lambda: init(who, *starting(made, who.agent))
 
 
 def restored(made: Assembled, run: RunFolder) -> tuple[AgentState, loop.Tally, tuple[str, ...]]:
@@ -138,8 +136,9 @@ def restored(made: Assembled, run: RunFolder) -> tuple[AgentState, loop.Tally, t
     state, meta = checkpoints.restore(run.checkpoints, like, meta=loop.Tally._fields)
     tally = loop.Tally(**meta)
     notes: tuple[str, ...] = ()
-    if int(np.max(np.asarray(state.identity.budget))) != budget:
-        state = state._replace(identity=state.identity._replace(budget=np.full(agents, budget, np.int32)))
+    if more := budget - tally.total:
+        longer = np.asarray(state.identity.budget) + np.int32(more)
+        state = state._replace(identity=state.identity._replace(budget=longer))
         spent = tally.updates / budget
         notes = (f"what is annealed follows the new budget, of which {spent:.0%} is spent",)
     shardings = jax.tree.map(lambda x: x.sharding, full)
@@ -161,6 +160,7 @@ class Store:
     def __init__(self, run: RunFolder, agents: int, keep: int):
         self.agents = agents
         self.metrics, self.eval = RowWriter(run.metrics), RowWriter(run.eval)
+        self.replaced = RowWriter(run.lineage)
         self.saver = checkpoints.Saver(run.checkpoints, keep)
 
     def rows(self, columns: dict[str, Any]) -> None:
@@ -168,6 +168,10 @@ class Store:
 
     def evaluation(self, columns: dict[str, Any]) -> None:
         self.eval.write(columns)
+
+    def lineage(self, columns: dict[str, Any]) -> None:
+        if len(columns["agent"]):
+            self.replaced.write(columns)
 
     def save(self, state: AgentState, tally: loop.Tally) -> None:
         if state.identity.active.shape[0] != self.agents:
@@ -178,8 +182,8 @@ class Store:
         try:
             self.saver.wait()
         finally:
-            self.metrics.close()
-            self.eval.close()
+            for writer in (self.metrics, self.eval, self.replaced):
+                writer.close()
 
 
 class _Training:
@@ -213,16 +217,27 @@ class _Training:
 
     def _trained(self, chunk, state: AgentState, tally: loop.Tally, listen: loop.Listener, hook):
         """The state and tally after training, and the columns of its evaluation: None if stopped early."""
-        plan, columns = self.made.plan, None
+        plan, columns, differing = self.made.plan, None, varied(self.made)
+        select = selector(self.made, self.compiler)
         store = Store(self.folder, plan.agents, self.made.settings.train.keep)
         with contextlib.closing(store):
             with _traced(self.output.profile, self.folder, hook) as hook:
                 state, tally = loop.train(
-                    plan, chunk, self.evaluate, state, tally, store, self.stop, listen, hook
+                    plan,
+                    chunk,
+                    self.evaluate,
+                    state,
+                    tally,
+                    store,
+                    self.stop,
+                    listen,
+                    hook,
+                    select,
+                    differing,
                 )
             store.saver.wait()  # whatever happens from here on, the trained state is on disk
             if not self.stop.early:
-                tally, columns = loop.evaluated(plan, self.evaluate, state, tally, store)
+                tally, columns = loop.evaluated(plan, self.evaluate, state, tally, store, differing)
         return state, tally, None if self.stop.early else columns  # early: perhaps only since
 
     def _conclude(self, state: AgentState, tally: loop.Tally, columns, compile_s: float, listen) -> None:
@@ -239,7 +254,7 @@ class _Training:
         if self.output.report:
             listen(events.Note("drawing the film and the report"))
             with _not_failing("no film"):
-                _film(self.made, self.folder, state, columns["return_mean"])
+                _film(self.made, self.folder, state, columns)
         result["total_s"] = round(time.perf_counter() - self.began, 3)
         split["other"] = round(max(0.0, result["total_s"] - sum(split.values())), 3)
         self._finish(result, split)
@@ -251,7 +266,8 @@ class _Training:
 
     def _result(self, state, tally: loop.Tally, columns, compile_s: float):
         plan, train, returns = self.made.plan, self.made.settings.train, columns["return_mean"]
-        env_steps = int(np.sum(np.asarray(state.identity.updates))) * plan.steps_per_update
+        ids, active = columns["agent"], np.asarray(state.identity.active)
+        env_steps = tally.agent_updates * plan.steps_per_update
         return dict(
             run=self.folder.name,
             path=str(self.folder.path),
@@ -265,9 +281,11 @@ class _Training:
             compile_s=round(compile_s, 3),
             env_steps_per_s=round(env_steps / max(tally.train_s, 1e-9), 1),
             **scores_of(columns),
-            alive=int(np.sum(np.asarray(state.identity.active))),
-            diverged=np.flatnonzero(~np.asarray(state.identity.active)).tolist(),
-            best_agent=policies.choose_agents(returns.tolist(), list(range(plan.agents)), "best")[0],
+            agent_ids=ids.tolist(),
+            varied={axis.name: columns[axis.name].tolist() for axis in self.made.axes},
+            alive=int(np.sum(active)),
+            diverged=ids[~active].tolist(),
+            best_agent=int(ids[policies.choose_agents(returns.tolist(), ids.tolist(), "best")[0]]),
             best_checkpoint=dict(updates=tally.best_updates, return_mean=tally.best_return),
             stopped_early=self.stop.reason or None,
         )
@@ -313,8 +331,9 @@ def write_policy(made: Assembled, path: Path, state: AgentState, columns: dict[s
         algo=train.algo,
         net=train.net,
         sizes=dataclasses.asdict(made.sizes),
-        agents=np.asarray(state.identity.agent).tolist(),
+        agents=columns["agent"].tolist(),
         returns=columns["return_mean"].tolist(),
+        varied={axis.name: columns[axis.name].tolist() for axis in made.axes},
         env_steps=int(columns["env_steps"][0]),
         obs_space=made.env.obs_space(made.env_params),
         action_space=made.env.action_space(made.env_params),
@@ -323,14 +342,14 @@ def write_policy(made: Assembled, path: Path, state: AgentState, columns: dict[s
     policies.write_policy(path, made.agent, state.learner, contract)
 
 
-def _film(made: Assembled, run: RunFolder, state: AgentState, returns: np.ndarray) -> None:
+def _film(made: Assembled, run: RunFolder, state: AgentState, columns: dict[str, Any]) -> None:
     """The best, the median and the worst agent side by side."""
     if made.env.render is None:
         return
+    returns, ids = columns["return_mean"], columns["agent"].tolist()
     names = ("best", "median", "worst") if len(returns) > 2 else ("best",)
-    ids = list(range(len(returns)))
-    chosen = [policies.choose_agents(list(returns), ids, name)[0] for name in names]
-    labels = [f"{name}: agent {i}, return {returns[i]:.4g}" for name, i in zip(names, chosen)]
+    chosen = [policies.choose_agents(returns.tolist(), ids, name)[0] for name in names]
+    labels = [f"{name}: agent {ids[i]}, return {returns[i]:.4g}" for name, i in zip(names, chosen)]
     learners, env_params = jax.tree.map(
         lambda x: np.asarray(x)[np.asarray(chosen)], (state.learner, state.env_params)
     )

@@ -15,9 +15,9 @@ def train(words: Sequence[str]) -> int:
     from shoal.app.commandline import read_train
 
     settings, output = read_train(words)
-    from shoal.app import session
+    from shoal.app import programs
 
-    return _show_training(output, lambda listen: session.train(settings, output, listen))
+    return _show_training(output, lambda listen: programs.train(settings, output, listen))
 
 
 def resume(
@@ -34,12 +34,12 @@ def resume(
 ) -> int:
     """Continue a run where it stopped, or for longer."""
     path = open_run(run, root).path
-    from shoal.app import session
+    from shoal.app import programs
 
     given = {"steps": steps, "device": device, "devices": devices}
     changes = {name: value for name, value in given.items() if value is not None}
     output = OutputConfig(root=root, report=report, quiet=quiet, profile=profile, json=json)
-    return _show_training(output, lambda listen: session.resume(path, changes, output, listen))
+    return _show_training(output, lambda listen: programs.resume(path, changes, output, listen))
 
 
 def evaluate(

@@ -14,7 +14,7 @@ from shoal.runs.metrics import tail
 from shoal.training import events
 
 SECONDS_BETWEEN_LOOKS = 0.5
-FACTS = ("env", "algo", "agents", "lanes", "devices", "device", "steps", "steps_asked", "notes")
+FACTS = ("env", "algo", "agents", "lanes", "devices", "device", "steps", "steps_asked", "updates", "notes")
 
 
 def watch(
@@ -23,7 +23,7 @@ def watch(
     root: str = "runs",  # the folder of run folders
 ) -> None:
     """Watch a live run from another terminal; ends when it does."""
-    found = folder.open_run(run, root)
+    found = folder.whole(folder.open_run(run, root))
     with board() as show:
         for event in replay(found):
             show(event)
@@ -40,9 +40,9 @@ def replay(run: RunFolder) -> Iterator[events.Event]:
         live = folder.status(run) == "live"  # asked first: what is written before the end is still read
         for rows in chunks.new():
             with manifest.reading(run.metrics):
-                progress = _progress(rows, facts["steps"])
+                progress = _progress(rows, facts["updates"])
             if not planned:
-                yield _planned(facts, algo, progress.total_updates)
+                yield _planned(facts, algo)
                 planned = True
             yield progress
         for rows in evaluations.new():
@@ -71,7 +71,7 @@ class _Chunks:
         return chunks
 
 
-def _planned(facts: Mapping[str, Any], algo: Mapping[str, Any], updates: int) -> events.Planned:
+def _planned(facts: Mapping[str, Any], algo: Mapping[str, Any]) -> events.Planned:
     return events.Planned(
         env=facts["env"],
         algo=facts["algo"],
@@ -82,15 +82,14 @@ def _planned(facts: Mapping[str, Any], algo: Mapping[str, Any], updates: int) ->
         device_kind=facts["device"],
         steps_asked=facts["steps_asked"],
         steps=facts["steps"],
-        updates=updates,
+        updates=facts["updates"],
         bytes_predicted=0,
         notes=tuple(facts["notes"]),
     )
 
 
-def _progress(rows: Sequence[Mapping[str, Any]], steps: int) -> events.Progress:
-    last = rows[0]
-    total = round(last["updates"] * steps / last["env_steps"])
+def _progress(rows: Sequence[Mapping[str, Any]], total: int) -> events.Progress:
+    last = max(rows, key=lambda row: row["env_steps"])
     return events.Progress(
         updates=last["updates"],
         total_updates=total,

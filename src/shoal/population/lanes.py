@@ -23,7 +23,7 @@ def identities(seed: int, agents: int, budget: int, lanes: int) -> Identity:
         seed=np.full(lanes, seed, np.uint32),
         agent=number,
         updates=np.zeros(lanes, np.int32),
-        budget=np.full(lanes, budget, np.int32),
+        budget=np.where(number < agents, budget, 0).astype(np.int32),
         active=number < agents,
     )
     return Identity(**columns)
@@ -47,9 +47,33 @@ def resize(state: Tree, lanes: int) -> Tree:
         return jax.tree.map(lambda x: x[:lanes], state)
     pad = lambda x: jnp.concatenate([x, jnp.broadcast_to(x[:1], (lanes - have, *x.shape[1:]))])
     state = jax.tree.map(pad, state)
-    active = state.identity.active & (jnp.arange(lanes) < have)
-    agent = jnp.where(jnp.arange(lanes) < have, state.identity.agent, jnp.arange(lanes, dtype=jnp.int32))
-    return state._replace(identity=state.identity._replace(active=active, agent=agent))
+    identity, number = state.identity, jnp.arange(lanes, dtype=jnp.int32)
+    return state._replace(
+        identity=identity._replace(
+            active=identity.active & (number < have),
+            budget=jnp.where(number < have, identity.budget, 0),
+            agent=jnp.where(number < have, identity.agent, number),
+        )
+    )
+
+
+def leave(state: AgentState, lane: Array | int) -> AgentState:
+    """The agent in a lane, as leaves without the lane axis: all there is of it. Its lane is left as it is."""
+    return jax.tree.map(lambda x: x[lane], state)
+
+
+def enter(state: AgentState, lane: Array | int, newcomer: AgentState) -> AgentState:
+    """The population with `newcomer` (leaves without the lane axis) in a lane, whoever was there before.
+
+    The newcomer may be fresh, or have left this or another population of the same fingerprint; it goes on
+    where it was, and its neighbours keep their bits. Only values change: nothing recompiles.
+    """
+    return jax.tree.map(lambda x, new: x.at[lane].set(new), state, newcomer)
+
+
+def refill(state: AgentState, lanes: Array, newcomers: AgentState) -> AgentState:
+    """`enter` for many lanes at once: newcomers are led by lanes too, and enter where `lanes` [P] is True."""
+    return choose(lanes, newcomers, state)
 
 
 def contained(update: Callable[[AgentState], tuple[AgentState, Metrics]]) -> Callable:

@@ -8,7 +8,7 @@ import jax
 
 from shoal.types import Array, Key
 
-INIT, RESET, ROLLOUT, LEARN, EVALUATE = range(5)  # purposes
+INIT, RESET, ROLLOUT, LEARN, EVALUATE, SEARCH, SELECT = range(7)  # purposes
 
 IMPLEMENTATION = "threefry2x32"
 

@@ -58,6 +58,10 @@ class RunFolder:
         return self.path / "eval.jsonl"
 
     @property
+    def lineage(self) -> Path:
+        return self.path / "lineage.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -125,6 +129,22 @@ def places(spec: str | Path, root: str | Path = "runs") -> list[Path]:
     if spec == "last":
         return [path] if (path := _last(root)) else []
     return [root / spec, Path(spec)]
+
+
+def parts(run: RunFolder) -> list[RunFolder]:
+    """The runs that a sweep over shapes consists of, in order; none where a run is a single program."""
+    found = [path.parent for path in (run.path / "programs").glob("*/manifest.json")]
+    return [RunFolder(path) for path in sorted(found, key=lambda path: int(path.name))]
+
+
+def whole(run: RunFolder) -> RunFolder:
+    """`run`, if it is a single program; else a ShoalError that names its parts."""
+    if divided := parts(run):
+        raise ShoalError(
+            f"{run.path} is a sweep of {len(divided)} programs, each a run of its own",
+            f"name one of them, such as {divided[0].path}",
+        )
+    return run
 
 
 def list_runs(root: str | Path = "runs") -> list[RunFolder]:

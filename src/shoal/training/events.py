@@ -61,6 +61,15 @@ class Diverged(NamedTuple):
     updates: int
 
 
+class Selected(NamedTuple):
+    """Agents were compared, and some replaced."""
+
+    updates: int
+    replaced: int
+    agents: int
+    by: str  # copies of better ones, or new samples
+
+
 class Stopping(NamedTuple):
     reason: str  # what was asked: a signal, a time budget, a return
 
@@ -71,4 +80,4 @@ class Note(NamedTuple):
     text: str
 
 
-Event = Note | Planned | Compiling | Compiled | Progress | Evaluated | Saved | Diverged | Stopping
+Event = Note | Planned | Compiling | Compiled | Progress | Evaluated | Saved | Diverged | Selected | Stopping

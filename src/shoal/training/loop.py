@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from shoal.algos.update import AgentState
+from shoal.algos.update import AgentState, Identity
 from shoal.errors import ShoalError
 from shoal.rollout.device import Scores
 from shoal.training import events
@@ -30,6 +30,7 @@ class Plan(NamedTuple):
     steps_per_update: int  # env steps per agent
     chunk: int = 0  # updates per chunk; 0 = a hundredth of the run
     eval_every: int = 0  # updates between evaluations; 0 = none while training
+    select_every: int = 0  # updates between selections; 0 = none
     stop_at: float | None = None  # mean return over agents at which to stop
     seconds: float | None = None  # of training, after which to stop
     checkpoint_every: float = 30.0  # seconds
@@ -45,6 +46,9 @@ class Tally(NamedTuple):
     write_s: float = 0.0
     best_updates: int = -1  # of the evaluation with the highest mean return over agents
     best_return: float = float("-inf")
+    total: int = 0  # updates that it was to do
+    agent_updates: int = 0  # done by all agents together
+    judged: tuple = ()  # what successive halving has judged so far; see `population.halving`
 
 
 class Store(Protocol):
@@ -52,12 +56,17 @@ class Store(Protocol):
 
     def rows(self, columns: dict[str, Any]) -> None: ...
     def evaluation(self, columns: dict[str, Any]) -> None: ...
+    def lineage(self, columns: dict[str, Any]) -> None: ...
     def save(self, state: AgentState, tally: Tally) -> None: ...
 
 
 Hook = Callable[[events.Progress, AgentState], AgentState | None]
 Listener = Callable[[events.Event], None]
 Evaluate = Callable[[AgentState], tuple[Scores, Scores]]  # sampled and greedy, each [P, E]
+# One row per agent replaced, and the event that tells of them.
+Select = Callable[[AgentState, Tally], tuple[AgentState, Tally, dict[str, Any], events.Selected]]
+# Names and values [P] of what differs between agents, for every row.
+Varied = Callable[[AgentState], dict[str, np.ndarray]]
 
 
 def train(
@@ -70,6 +79,8 @@ def train(
     stop: Stop,
     listen: Listener = lambda event: None,
     hook: Hook | None = None,
+    select: Select | None = None,
+    varied: Varied = lambda state: {},
 ) -> tuple[AgentState, Tally]:
     """Train until the budget is spent or something asks to stop; the state is saved at the end.
 
@@ -78,6 +89,7 @@ def train(
     """
     pace, saved_at = _Pace(plan), time.perf_counter()
     active = np.array(state.identity.active)[: plan.agents]
+    tally = tally._replace(total=plan.updates)
     pending: dict[str, Any] | None = None
     while tally.updates < plan.updates and not stop:
         started = time.perf_counter()
@@ -91,13 +103,16 @@ def train(
         pace.took(number, seconds)
         tally = tally._replace(
             updates=tally.updates + number,
+            agent_updates=tally.agent_updates + int(metrics["updates"].sum()),
             train_s=tally.train_s + seconds,
             write_s=tally.write_s + (wrote - started if pending is not None else 0.0),
         )
-        before, active = active, np.array(state.identity.active)[: plan.agents]
-        pending, progress = _chunk_row(plan, tally, number, seconds, metrics, active)
-        for agent in np.flatnonzero(before & ~active):
-            listen(events.Diverged(int(agent), int(np.asarray(state.identity.updates)[agent])))
+        who = jax.tree.map(lambda x: np.array(x)[: plan.agents], state.identity)
+        before, active = active, who.active
+        pending, progress = _chunk_row(plan, tally, number, seconds, metrics, who)
+        pending |= varied(state)
+        for lane in np.flatnonzero(before & ~active):
+            listen(events.Diverged(int(who.agent[lane]), int(who.updates[lane])))
         listen(progress)
         if hook is not None:
             try:
@@ -106,8 +121,13 @@ def train(
                 store.rows(pending)
                 _save(store, state, tally, listen)
                 raise
+        if select and tally.updates % plan.select_every == 0 and tally.updates < plan.updates:
+            state, tally, replaced, event = select(state, tally)
+            store.lineage(replaced)
+            listen(event)
+            active = np.array(state.identity.active)[: plan.agents]
         if plan.eval_every and tally.updates % plan.eval_every == 0 and tally.updates < plan.updates:
-            tally, columns = evaluated(plan, evaluate, state, tally, store)
+            tally, columns = evaluated(plan, evaluate, state, tally, store, varied)
             returns = columns["return_mean"]
             listen(events.Evaluated(tally.updates, tally.updates * plan.steps_per_update, returns))
             _check_return(plan, _mean(returns), stop)
@@ -158,8 +178,8 @@ class _Pace:
                 return 1  # a first short one, to learn how long an update takes
             size = max(1, min(size, int(LONGEST_CHUNK_S / self.seconds_per_update)))
         ends = [done - done % size + size, self.plan.updates]
-        if self.plan.eval_every:
-            ends.append(done - done % self.plan.eval_every + self.plan.eval_every)
+        for every in filter(None, (self.plan.eval_every, self.plan.select_every)):
+            ends.append(done - done % every + every)
         return min(ends) - done
 
     def took(self, updates: int, seconds: float) -> None:
@@ -167,44 +187,56 @@ class _Pace:
         self.seconds_per_update = min(each, self.seconds_per_update) if self.seconds_per_update else each
 
 
-def _chunk_row(plan: Plan, tally: Tally, number: int, seconds: float, metrics, active):
-    """The columns [P] of metrics.jsonl for one chunk, and its Progress."""
+def _chunk_row(plan: Plan, tally: Tally, number: int, seconds: float, metrics, who: Identity):
+    """The columns [P] of metrics.jsonl for one chunk, and its Progress.
+
+    `updates` and `wall_s` are the run's, `env_steps` are the agent's own.
+    """
     sums = dict(metrics)
     done, episodes = sums.pop("updates"), sums.pop("episodes")
     with np.errstate(divide="ignore", invalid="ignore"):
         returns, lengths = (sums.pop(name) / episodes for name in ("return_sum", "length_sum"))
         learned = {name: total / done for name, total in sums.items()}
-    env_steps = tally.updates * plan.steps_per_update
     rate = float(done.sum()) * plan.steps_per_update / seconds
     columns = dict(
-        env_steps=np.full(plan.agents, env_steps),
+        env_steps=who.updates.astype(np.int64) * plan.steps_per_update,
         updates=np.full(plan.agents, tally.updates),
         wall_s=np.full(plan.agents, round(tally.train_s, 3)),
-        agent=np.arange(plan.agents),
+        agent=who.agent,
         episodes=episodes.astype(np.int64),
         return_mean=returns,
         length_mean=lengths,
         env_steps_per_s=np.full(plan.agents, round(rate, 1)),
-        alive=active,
+        alive=who.active,
         **learned,
     )
     left = (plan.updates - tally.updates) * seconds / number
     if plan.seconds is not None:
         left = min(left, max(0.0, plan.seconds - tally.train_s))
     progress = events.Progress(
-        tally.updates, plan.updates, env_steps, rate, tally.train_s, left, returns, active
+        tally.updates,
+        plan.updates,
+        tally.updates * plan.steps_per_update,
+        rate,
+        tally.train_s,
+        left,
+        returns,
+        np.asarray(who.active),
     )
     return columns, progress
 
 
-def evaluation_columns(plan: Plan, tally: Tally, scores: tuple[Scores, Scores]) -> dict[str, Any]:
+def evaluation_columns(
+    plan: Plan, tally: Tally, state: AgentState, scores: tuple[Scores, Scores]
+) -> dict[str, Any]:
     """The columns [P] of eval.jsonl; scores of the sampled and of the greedy policy, each [P, E]."""
-    sampled, greedy = (jax.tree.map(lambda x: np.asarray(x)[: plan.agents], part) for part in scores)
+    first = lambda tree: jax.tree.map(lambda x: np.asarray(x)[: plan.agents], tree)
+    (sampled, greedy), who = map(first, scores), first(state.identity)
     return dict(
-        env_steps=np.full(plan.agents, tally.updates * plan.steps_per_update),
+        env_steps=who.updates.astype(np.int64) * plan.steps_per_update,
         updates=np.full(plan.agents, tally.updates),
         wall_s=np.full(plan.agents, round(tally.train_s, 3)),
-        agent=np.arange(plan.agents),
+        agent=who.agent,
         episodes=np.full(plan.agents, sampled.returns.shape[1]),
         unfinished=np.sum(~sampled.finished, 1),
         return_mean=sampled.returns.mean(1),
@@ -215,11 +247,16 @@ def evaluation_columns(plan: Plan, tally: Tally, scores: tuple[Scores, Scores]) 
 
 
 def evaluated(
-    plan: Plan, evaluate: Evaluate, state: AgentState, tally: Tally, store: Store
+    plan: Plan,
+    evaluate: Evaluate,
+    state: AgentState,
+    tally: Tally,
+    store: Store,
+    varied: Varied = lambda state: {},
 ) -> tuple[Tally, dict[str, Any]]:
     """Evaluate and store the columns [P]; the tally keeps the time and the best mean return."""
     started = time.perf_counter()
-    columns = evaluation_columns(plan, tally, jax.device_get(evaluate(state)))
+    columns = evaluation_columns(plan, tally, state, jax.device_get(evaluate(state))) | varied(state)
     store.evaluation(columns)
     score = _mean(columns["return_mean"])
     if score > tally.best_return:

@@ -1,9 +1,10 @@
-"""Every compiled program of a run: init, chunk, evaluate. The only jits of training are here.
+"""Every compiled program of a run: init, chunk, evaluate, select. The only jits of training are here.
 
 Rooms below hold plain functions for one agent. Here they are mapped over lanes, laid over the mesh,
 donated and compiled ahead of time, so that compiling is a visible phase and happens once.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,12 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.algos import update as one_update
 from shoal.algos.update import AgentState, Identity, Metrics
 from shoal.mesh.layout import AGENT, DATA, Layout
+from shoal.population import lanes as lanes_of
+from shoal.population import pbt
 from shoal.population.lanes import contained, identities, stacked
+from shoal.population.search import Axis
 from shoal.rollout import device
 from shoal.rollout.device import Scores
 from shoal.types import WHOLE, Agent, Env, Tree
@@ -72,6 +77,79 @@ def compile_chunk(
     updates = jax.ShapeDtypeStruct((), jnp.int32)
     compiled = jax.jit(program, donate_argnums=0).lower(abstract_state(recipe, layout), updates).compile()
     return compiled, _bytes(compiled) * layout.mesh.size
+
+
+def compile_selection(
+    recipe: Recipe, layout: Layout, axes: tuple[Axis, ...]
+) -> Callable[[AgentState, np.int32], tuple[AgentState, pbt.Selection]]:
+    """(state, updates of the run) → (state, what was selected [P]). The state given is donated.
+
+    Agents cross devices here, by XLA's own collectives: no other program may be in flight.
+    """
+    state = abstract_state(recipe, layout)
+    everywhere = NamedSharding(layout.mesh, PartitionSpec())
+
+    def select(state, updates):
+        return pbt.select(axes, updates, state)
+
+    shardings = jax.tree.map(lambda x: x.sharding, state), everywhere
+    jitted = jax.jit(select, donate_argnums=0, out_shardings=shardings)
+    return jitted.lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+
+
+def compile_refill(
+    recipe: Recipe, layout: Layout
+) -> Callable[[AgentState, np.ndarray, Identity, Tree, Tree], AgentState]:
+    """(state, lanes [P], identities, knobs, env_params) → state with fresh agents where `lanes` is True.
+
+    Every agent's episodes are counted anew from here on. The state given is donated.
+    """
+    fresh = _init(recipe, layout)
+
+    def refill(state, lanes, *arguments):
+        return lanes_of.refill(pbt.counted_anew(state), lanes, fresh(*arguments))
+
+    state = abstract_state(recipe, layout)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    jitted = jax.jit(refill, donate_argnums=0, out_shardings=shardings)
+    lanes = jax.ShapeDtypeStruct((layout.lanes,), bool)
+    return jitted.lower(state, lanes, *_init_arguments(recipe, layout)).compile()
+
+
+def compile_scores(recipe: Recipe, layout: Layout) -> Callable[[AgentState], jax.Array]:
+    """State → what agents are compared by [P]; see `pbt.scores`. The state is only read."""
+    return jax.jit(pbt.scores).lower(abstract_state(recipe, layout)).compile()
+
+
+def compile_entry(recipe: Recipe, layout: Layout) -> Callable[[AgentState, np.int32, AgentState], AgentState]:
+    """(state, lane, newcomer without the lane axis) → state with it in that lane; see `lanes.enter`.
+
+    The state given is donated; whoever shall stay is taken out first, with `lanes.leave`.
+    """
+    state = abstract_state(recipe, layout)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    newcomer = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
+    jitted = jax.jit(lanes_of.enter, donate_argnums=0, out_shardings=shardings)
+    return jitted.lower(state, jax.ShapeDtypeStruct((), jnp.int32), newcomer).compile()
+
+
+def unread(recipe: Recipe) -> tuple[set[str], set[str]]:
+    """Names of the knobs, and of the env's params, that nothing in an update depends on."""
+    one = partial(one_update.init, recipe.agent, recipe.env, envs_here=recipe.num_envs)
+    lane = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
+    arguments = identities(0, 1, 1, 1), stacked(recipe.knobs, 1), stacked(recipe.env_params, 1)
+    state = jax.eval_shape(one, *map(lane, arguments))
+    update = partial(one_update.update, recipe.agent, recipe.env, recipe.num_steps)
+    closed, shapes = jax.make_jaxpr(update, return_shape=True)(state)
+    place = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+    given = [place(path) for path, _ in jax.tree.leaves_with_path(state)]
+    asked = [not _SETTING.match(place(path)) for path, _ in jax.tree.leaves_with_path(shapes)]
+    _, read = dce_jaxpr(closed.jaxpr, asked)
+    idle = [match for name, used in zip(given, read) if not used and (match := _SETTING.match(name))]
+    return {m[2] for m in idle if m[1] != "env_params"}, {m[2] for m in idle if m[1] == "env_params"}
+
+
+_SETTING = re.compile(r"(?:0/)?(learner/knobs|env_params)/(\w+)")
 
 
 def compile_rollout(recipe: Recipe, layout: Layout) -> Callable[[AgentState, np.int32], Tree]:
@@ -155,7 +233,7 @@ def _specs(recipe: Recipe) -> Any:
     per_env: Any = PartitionSpec(AGENT, DATA)
     learner = jax.eval_shape(recipe.agent.init, jax.random.key(0), recipe.knobs)
     fields = dict.fromkeys(learner._fields, per_agent) | {"local": per_env, "replay": per_env}
-    return AgentState(per_agent, per_agent, type(learner)(**fields), per_env)
+    return AgentState(per_agent, per_agent, type(learner)(**fields), per_env, per_agent)
 
 
 def _bytes(compiled: jax.stages.Compiled) -> int:

@@ -1,0 +1,137 @@
+"""Train or resume a run, of one program or of several: a sweep over shapes needs one program for each.
+
+runs/cartpole-ppo-k3f9/   manifest.json config.toml report.html   programs/0/ programs/1/ …   each a whole run
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.app import session, sweep
+from shoal.app.config import OutputConfig, Settings, reopen, to_toml_tables
+from shoal.app.run import Run
+from shoal.runs import folder, manifest
+from shoal.runs.folder import RunFolder
+from shoal.training import events, loop
+
+PARTS = "programs"  # the folder of a run's parts
+
+
+def train(
+    settings: Settings,
+    output: OutputConfig = OutputConfig(),  # noqa: B008
+    listen: loop.Listener = lambda event: None,
+    hook: loop.Hook | None = None,
+) -> Run | None:
+    """Train a population from the start into a new run folder: see `session.train`.
+
+    Where the sweep needs several programs, they run one after the other, each into a folder of its own.
+    """
+    parts = sweep.programs(settings)
+    if len(parts) == 1:
+        return session.train(parts[0][1], output, listen, hook)
+    listen(_announced(parts))
+    if output.dry_run:
+        for _, part in parts:
+            session.train(part, output, listen)
+        return None
+    run = folder.create(output.root, settings.train.env, settings.train.algo, output.out)
+    with folder.lock(run):
+        manifest.write_toml(run.config, *to_toml_tables(settings))
+        manifest.write_json(run.manifest, _facts(settings, parts))
+        return _train_parts(settings, run, {}, output, listen, hook)
+
+
+def resume(
+    path: str | Path,
+    changes: Mapping[str, Any] | None = None,
+    output: OutputConfig = OutputConfig(),  # noqa: B008
+    listen: loop.Listener = lambda event: None,
+    hook: loop.Hook | None = None,
+) -> Run:
+    """Go on from a run's newest checkpoint: see `session.resume`. Parts that have not begun are begun."""
+    run = folder.open_run(path, output.root)
+    if PARTS not in manifest.read_object(run.manifest):
+        return session.resume(path, changes, output, listen, hook)
+    settings = reopen(run.config, {k: v for k, v in (changes or {}).items() if k in ("steps",)})
+    with folder.lock(run):
+        manifest.write_toml(run.config, *to_toml_tables(settings))
+        listen(_announced(sweep.programs(settings)))
+        return _train_parts(settings, run, changes or {}, output, listen, hook)
+
+
+def _announced(parts: list[tuple[str, Settings]]) -> events.Note:
+    each = ", ".join(f"{label} ({part.train.agents} agents)" for label, part in parts)
+    return events.Note(f"{len(parts)} programs to compile, one after the other: {each}")
+
+
+def _train_parts(
+    settings: Settings,
+    run: RunFolder,
+    changes: Mapping[str, Any],
+    output: OutputConfig,
+    listen: loop.Listener,
+    hook: loop.Hook | None,
+) -> Run:
+    """Begin or go on with each part; stops with the first that is stopped."""
+    began, parts, done = time.perf_counter(), sweep.programs(settings), []
+    for number, (label, part) in enumerate(parts):
+        place = run.path / PARTS / str(number)
+        inside = replace(output, out=str(place), root=str(place.parent))
+        listen(events.Note(f"program {number + 1} of {len(parts)}: {label}"))
+        if (place / "manifest.json").is_file():
+            one: Run | None = session.resume(place, changes, replace(inside, out=None), listen, hook)
+        else:
+            one = session.train(part, inside, listen, hook)
+        if one is None or not one.finished:
+            return Run.of(run)
+        done.append((label, one.result))
+    total = time.perf_counter() - began
+    known = manifest.read_object(run.manifest)
+    manifest.write_json(run.manifest, known | dict(finished=True, result=_result(run, settings, done, total)))
+    if output.report:
+        from shoal.runs.report import write_report
+
+        write_report(run)
+    return Run.of(run)
+
+
+def _facts(settings: Settings, parts: list[tuple[str, Settings]]) -> dict[str, Any]:
+    train = settings.train
+    named = dict(env=train.env, algo=train.algo, agents=train.agents, seed=train.seed)
+    return manifest.collect() | named | {"finished": False, PARTS: [label for label, _ in parts]}
+
+
+def _result(run: RunFolder, settings: Settings, done: list[tuple[str, dict]], total_s: float):
+    """The parts' results together; agents in the order of the parts."""
+    results = [result for _, result in done]
+    every: Callable[[str], np.ndarray] = lambda name: np.array([result[name] for result in results])
+    returns = np.concatenate([result["returns"] for result in results])
+    agents, steps = every("agents"), float(every("env_steps").sum())
+    columns = dict(return_mean=returns, return_greedy=np.repeat(every("return_greedy"), agents))
+    training_s = (every("env_steps") / every("env_steps_per_s")).sum()
+    summed = {name: round(float(every(name).sum()), 3) for name in ("wall_s", "compile_s")}
+    kept = ("run", "agents", "return_mean", "return_iqm", "return_ci", "env_steps_per_s", "alive")
+    return dict(
+        run=run.name,
+        path=str(run.path),
+        env=settings.train.env,
+        algo=settings.train.algo,
+        agents=int(agents.sum()),
+        env_steps=int(steps),
+        env_steps_per_agent=int(every("env_steps_per_agent").max()),
+        total_s=round(total_s, 3),
+        **summed,
+        env_steps_per_s=round(steps / max(training_s, 1e-9), 1),
+        **session.scores_of(columns),
+        alive=int(every("alive").sum()),
+        diverged=[],
+        programs=[
+            {"program": label, **{name: result[name] for name in kept}, "varied": result["varied"]}
+            for label, result in done
+        ],
+    )
