@@ -13,9 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from equinox.debug import assert_max_traces
+from jax.sharding import PartitionSpec
 
 from shoal.algos import ppo
 from shoal.algos import update as one_update
+from shoal.algos.update import AgentState
+from shoal.mesh.layout import AGENT, DATA, lay_out
 from shoal.nets import house_net
 from shoal.population.lanes import contained, identities, stacked
 from shoal.types import Agent, Array, Box, Discrete, Env, Key, MultiDiscrete, Step
@@ -170,8 +173,11 @@ class WalkState(NamedTuple):
     time: Array  # steps since the reset
 
 
-def walk(time_limit: int = 6) -> Env:
-    """Start, reward, ends and mask all depend on keys or state: a driver that loses one of them shows."""
+def walk(time_limit: int = 6, continuous: bool = False) -> Env:
+    """Start, reward, ends and mask all depend on keys or state: a driver that loses one of them shows.
+
+    Continuous actions lie in 0 … 2 and are never masked.
+    """
 
     def see(state):
         return jnp.stack([state.x, state.time.astype(jnp.float32)])
@@ -182,6 +188,7 @@ def walk(time_limit: int = 6) -> Env:
 
     def step(key, state, action, params):
         push, end, cut = jax.random.uniform(key, (3,), jnp.float32)
+        action = action[0] if continuous else action
         state = WalkState(state.x + push * (action - 1), state.time + 1)
         return Step(state, see(state), state.x + action, end < params.p_end, cut < params.p_cut, {})
 
@@ -191,9 +198,11 @@ def walk(time_limit: int = 6) -> Env:
         reset,
         step,
         lambda params: Box(-np.inf, np.inf, (2,)),
-        lambda params: Discrete(3),
+        lambda params: Box(0.0, 2.0, (1,)) if continuous else Discrete(3),
         time_limit=time_limit,
-        action_mask=lambda state, params: jnp.arange(3) != (state.time + (state.x > 0)) % 3,
+        action_mask=None
+        if continuous
+        else lambda state, params: jnp.arange(3) != (state.time + (state.x > 0)) % 3,
     )
 
 
@@ -218,6 +227,30 @@ def train(env: Env, algo: Any, sizes: Any, knobs: Any, updates: int, lanes: int,
 
     params = stacked(env.default_params(), lanes) if params is None else params
     return jax.jit(run)(identities(0, lanes, updates, lanes), stacked(knobs, lanes), params)
+
+
+def alone(env: Env, algo: Any, sizes: Any, knobs: Any) -> AgentState:
+    """A fresh agent, as a population of one."""
+    init = jax.vmap(partial(one_update.init, agent_for(env, algo, sizes), env, envs_here=sizes.num_envs))
+    return jax.jit(init)(identities(0, 1, BUDGET, 1), stacked(knobs, 1), stacked(env.default_params(), 1))
+
+
+def placed(env: Env, algo: Any, sizes: Any, state: AgentState, shards: int, updates: int = 3):
+    """State and metrics of one agent after `updates`, its envs split over `shards` devices."""
+    layout, agent = lay_out(tuple(jax.devices()[:shards]), 1, sizes.strata), agent_for(env, algo, sizes)
+    assert layout.data_shards == shards
+    lanes, envs = PartitionSpec(AGENT), PartitionSpec(AGENT, DATA)
+    fields = dict.fromkeys(state.learner._fields, lanes) | {"local": envs, "replay": envs}
+    learner = type(state.learner)(**fields)
+    where = AgentState(**dict.fromkeys(state._fields, lanes) | {"learner": learner, "actors": envs})
+
+    def run(state):
+        one = jax.vmap(partial(one_update.update, agent, env, sizes.num_steps, axis=layout.axis()))
+        return jax.lax.scan(lambda state, _: one(state), state, None, updates)
+
+    out = where, PartitionSpec(None, AGENT)
+    program = jax.shard_map(run, mesh=layout.mesh, in_specs=(where,), out_specs=out, check_vma=False)
+    return jax.block_until_ready(jax.jit(program)(state))
 
 
 TINY = ppo.Sizes(

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
 
 import probes
 from probes import LANES, TINY, lane, tiny
 from shoal.algos import ppo, update
-from shoal.mesh.layout import AGENT, DATA, lay_out
+from shoal.mesh.layout import lay_out
 from shoal.population.lanes import identities, stacked
 from shoal.training.program import Recipe, compile_chunk, compile_init
 
@@ -107,35 +106,13 @@ def test_a_minibatch_without_rows_changes_nothing():
 # --- Over devices -----------------------------------------------------------------------------
 
 
-def specs(state):
-    lanes, envs = PartitionSpec(AGENT), PartitionSpec(AGENT, DATA)
-    learner = type(state.learner)(**dict.fromkeys(state.learner._fields, lanes) | {"local": envs})
-    return update.AgentState(lanes, lanes, learner, envs)
-
-
-def placed(state, shards, updates=3):
-    """`updates` of one agent whose envs are split over `shards` devices."""
-    layout = lay_out(tuple(jax.devices()[:shards]), 1, TINY.strata)
-    assert layout.data_shards == shards
-    agent, env = tiny().agent, tiny().env
-
-    def run(state):
-        one = jax.vmap(partial(update.update, agent, env, TINY.num_steps, axis=layout.axis()))
-        return jax.lax.scan(lambda state, _: one(state), state, None, updates)
-
-    where = specs(state)
-    out = (where, PartitionSpec(None, AGENT))
-    program = jax.shard_map(run, mesh=layout.mesh, in_specs=(where,), out_specs=out, check_vma=False)
-    return jax.block_until_ready(jax.jit(program)(state))
-
-
 def test_four_devices_equal_one_in_float64_to_1e_9():
     """Same global batch, same parameters: statistics, shuffles and sums do not see the devices."""
     start = jax.tree.map(lambda x: x[:1], probes.start(probes.knobs()))
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, start)
         wide = wide._replace(learner=wide.learner._replace(progress=start.learner.progress))
-        one, four = placed(wide, 1), placed(wide, 4)
+        one, four = (probes.placed(tiny().env, ppo, TINY, wide, shards) for shards in (1, 4))
         assert one[0].learner.params.actor[0].weight.dtype == jnp.float64
         close(one, four, rtol=1e-9, atol=1e-9)
         moved = one[0].learner.params.actor[0].weight - wide.learner.params.actor[0].weight
