@@ -1,4 +1,4 @@
-"""GAE and discounted sums against the obvious loops, and against what can be worked out on paper."""
+"""Advantages and returns against the obvious loops, and against what can be worked out on paper."""
 
 import itertools
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shoal.ops import advantages
 
 gae, discounted_sums = jax.jit(advantages.gae), jax.jit(advantages.discounted_sums)
+lambda_returns = jax.jit(advantages.lambda_returns)
 GAMMA, LAMBDA = np.float32(0.9), np.float32(0.8)
 
 
@@ -89,6 +90,49 @@ def test_a_meaningless_value_after_a_termination_is_never_read():
     next_value = np.where(at, np.nan, 1.0).astype(np.float32)
     ones = np.ones(4, np.float32)
     assert np.isfinite(gae(ones, ones, next_value, at, never, GAMMA, LAMBDA)).all()
+
+
+def slow_lambda_return(t, reward, next_value, terminated, truncated):
+    """The recursion as the papers write it."""
+    if terminated[t]:
+        return reward[t]
+    if truncated[t] or t == len(reward) - 1:
+        return reward[t] + GAMMA * next_value[t]
+    later = slow_lambda_return(t + 1, reward, next_value, terminated, truncated)
+    return reward[t] + GAMMA * (LAMBDA * later + (1 - LAMBDA) * next_value[t])
+
+
+def test_lambda_returns_equal_the_papers_recursion_for_every_pattern_of_ends_in_four_steps():
+    patterns = np.array(list(itertools.product(range(3), repeat=4))).T
+    ends = patterns == 1, patterns == 2
+    reward, _, next_value = columns(*patterns.shape)
+    fast = np.asarray(lambda_returns(reward, next_value, *ends, GAMMA, LAMBDA))
+    for i in range(patterns.shape[1]):
+        rows = [x[:, i] for x in (reward, next_value, *ends)]
+        want = [slow_lambda_return(t, *rows) for t in range(4)]
+        np.testing.assert_allclose(fast[:, i], want, atol=1e-5)
+
+
+def test_lambda_returns_are_advantages_plus_values():
+    """Where the next value is the next row's, as it is inside an episode; and cut by both kinds of end."""
+    rng = np.random.default_rng(0)
+    terminated, truncated = rng.random((30, 4)) < 0.1, rng.random((30, 4)) < 0.1
+    reward, value, final = columns(30, 4)
+    following = np.concatenate([value[1:], final[-1:]])
+    next_value = np.where(terminated | truncated, final, following)
+    advantage = gae(reward, value, next_value, terminated, truncated, GAMMA, LAMBDA)
+    returns = lambda_returns(reward, next_value, terminated, truncated, GAMMA, LAMBDA)
+    np.testing.assert_allclose(returns, advantage + value, atol=1e-5)
+
+
+@pytest.mark.parametrize("trace", [0.0, 1.0])
+def test_lambda_0_is_one_step_and_lambda_1_the_whole_return(trace):
+    reward, _, next_value = columns(5, 1)[..., 0]
+    never = np.zeros(5, bool)
+    got = lambda_returns(reward, next_value, never, never, GAMMA, np.float32(trace))
+    whole = [(GAMMA ** np.arange(5 - t) * reward[t:]).sum() for t in range(5)]
+    whole += GAMMA ** (5 - np.arange(5)) * next_value[-1]
+    np.testing.assert_allclose(got, whole if trace else reward + GAMMA * next_value, atol=1e-5)
 
 
 def test_discounted_sums_carry_over_chunks_and_restart_after_an_end():

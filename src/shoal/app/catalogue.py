@@ -27,7 +27,10 @@ ENVS = {
     "pendulum": "shoal.envs.pendulum:make",
     "breakout": "shoal.envs.breakout:make",
 }
-ALGOS = {"ppo": "shoal.algos.ppo"}
+ALGOS = {
+    "ppo": "shoal.algos.ppo",
+    "pqn": "shoal.algos.pqn",
+}
 LIVE: dict[str, Any] = {}  # what this process was handed as an object, by the path it is recorded under
 _importing: list[str] = []
 SUITES = ("gymnasium", "gymnax", "playground", "jumanji", "pgx", "pettingzoo", "envpool")  # adapters to come

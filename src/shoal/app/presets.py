@@ -63,4 +63,5 @@ PRESETS: dict[tuple[str, str], Preset] = {
         dict(steps=10_000_000, net="mlp"),
         dict(num_envs=64, minibatches=8, activation="relu", lr=5e-3),
     ),
+    ("cartpole", "pqn"): Preset("the defaults: CleanRL's PQN, at twice its learning rate"),
 }
