@@ -18,7 +18,15 @@ def make_run(root, name, returns, env="cartpole", finished=True, updates=(4, 8))
     agents = len(returns)
     facts = dict(
         **dict(started="2026-01-02T03:04:05+00:00", env=env, algo="ppo", agents=agents, lanes=agents),
-        **dict(devices=1, device="cpu", steps=800, steps_asked=800, notes=["a note"], finished=finished),
+        **dict(
+            devices=1,
+            device="cpu",
+            steps=800,
+            steps_asked=800,
+            updates=8,
+            notes=["a note"],
+            finished=finished,
+        ),
     )
     if finished:
         facts["result"] = dict(

@@ -8,7 +8,7 @@ import pytest
 import probes
 from probes import BUDGET, LANES, lane, tiny
 from shoal.algos import ppo
-from shoal.population.lanes import all_finite, identities, resize, stacked
+from shoal.population.lanes import all_finite, enter, identities, leave, refill, resize, stacked
 
 MISSING = float("nan")
 
@@ -110,7 +110,7 @@ def test_identities_are_counted_up_and_padding_is_inactive():
     assert who.agent.tolist() == [0, 1, 2, 3]
     assert who.active.tolist() == [True, True, True, False]
     assert who.seed.tolist() == [7] * 4
-    assert who.budget.tolist() == [50] * 4
+    assert who.budget.tolist() == [50] * 3 + [0]
     assert [leaf.dtype for leaf in who] == [np.uint32, np.int32, np.int32, np.int32, np.bool_]
 
 
@@ -125,3 +125,20 @@ def test_all_finite_looks_at_every_float_and_at_floats_only():
     assert not all_finite({"a": jnp.ones(3), "b": jnp.asarray([1.0, jnp.inf])})
     assert not all_finite((jnp.asarray(MISSING),))
     assert all_finite({"b": jnp.ones(2, jnp.int32)})
+
+
+def test_an_agent_that_enters_another_lane_goes_on_with_its_own_bits_and_its_neighbours_keep_theirs(healthy):
+    start, after, _ = healthy
+    guest = leave(start, 2)
+    moved = enter(start, 0, guest)
+    state, _ = advance(moved)
+    same(lane(state, 0), lane(after, 2))
+    for i in (1, 2, 3):
+        same(lane(state, i), lane(after, i))
+
+
+def test_refilled_lanes_hold_the_newcomers_and_the_others_what_they_held(healthy):
+    start, after, _ = healthy
+    state = refill(after, jnp.asarray([False, True, False, True]), start)
+    for i, source in enumerate((after, start, after, start)):
+        same(lane(state, i), lane(source, i))

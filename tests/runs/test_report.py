@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from shoal.runs import folder, manifest, report
+from shoal.runs import folder, manifest, page, report
 from shoal.runs.metrics import RowWriter
 
 
@@ -96,7 +96,7 @@ def test_plots_are_valid_and_follow_the_readers_theme(tmp_path):
     for plot in plots:
         xml.dom.minidom.parseString(f"<svg{plot}</svg>")
         assert "var(--ink)" in plot
-        assert not any(colour in plot for colour in report.THEME)
+        assert not any(colour in plot for colour in page.THEME)
 
 
 def make_report(root, **changes):

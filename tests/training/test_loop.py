@@ -14,6 +14,7 @@ from shoal.training.signals import Stop, stopping
 
 
 class Who(NamedTuple):
+    agent: np.ndarray
     active: np.ndarray
     updates: np.ndarray
 
@@ -26,13 +27,16 @@ class Recorder:
     """A store and a listener that remember."""
 
     def __init__(self):
-        self.written, self.evaluated, self.saved, self.events = [], [], [], []
+        self.written, self.evaluated, self.saved, self.events, self.replaced = [], [], [], [], []
 
     def rows(self, columns):
         self.written.append(columns)
 
     def evaluation(self, columns):
         self.evaluated.append(columns)
+
+    def lineage(self, columns):
+        self.replaced.append(columns)
 
     def save(self, state, tally):
         self.saved.append(tally)
@@ -56,12 +60,12 @@ def fake_evaluate(state):
     return scores, scores
 
 
-def run(plan, chunk=fake_chunk, tally=None, hook=None):
+def run(plan, chunk=fake_chunk, tally=None, hook=None, select=None):
     store = Recorder()
-    state = State(Who(np.ones(2, bool), np.zeros(2, int)))
+    state = State(Who(np.arange(2), np.ones(2, bool), np.zeros(2, int)))
     with stopping() as stop:
         state, tally = loop.train(
-            plan, chunk, fake_evaluate, state, tally or Tally(), store, stop, store.listen, hook
+            plan, chunk, fake_evaluate, state, tally or Tally(), store, stop, store.listen, hook, select
         )
     return store, state, tally, stop
 
@@ -99,6 +103,30 @@ def test_evaluations_come_at_their_updates_and_the_best_one_is_saved():
     assert [int(row["updates"][0]) for row in store.evaluated] == [10, 20]
     assert tally.best_updates == 20
     assert {10, 20, 25} <= {saved.updates for saved in store.saved}
+
+
+def test_selections_come_at_their_updates_before_what_is_saved_there_and_not_at_the_end():
+    def select(state, tally):
+        newcomer = state.identity._replace(agent=state.identity.agent + np.asarray([0, 5]))
+        event = events.Selected(tally.updates, 1, 2, "new samples")
+        return State(newcomer), tally._replace(judged=(*tally.judged, tally.updates)), {"agent": [5]}, event
+
+    plan = Plan(agents=2, updates=30, steps_per_update=1, chunk=7, select_every=10, checkpoint_every=0)
+    store, _, tally, _ = run(plan, select=select)
+    assert tally.judged == (10, 20)
+    assert len(store.replaced) == 2
+    saved = {at.updates: at.judged for at in store.saved}
+    assert saved[10] == (10,)
+    assert {int(row["updates"][0]): row["agent"][1] for row in store.written} == {
+        7: 1,
+        10: 1,
+        14: 6,
+        20: 6,
+        21: 11,
+        28: 11,
+        30: 11,
+    }
+    assert sum(isinstance(event, events.Selected) for event in store.events) == 2
 
 
 def test_stop_at_ends_the_run_as_complete():
@@ -149,7 +177,7 @@ def test_rows_are_on_disk_before_the_checkpoint_that_follows_them():
             order.append(("save", tally.updates))
 
     store = Ordered()
-    state = State(Who(np.ones(2, bool), np.zeros(2, int)))
+    state = State(Who(np.arange(2), np.ones(2, bool), np.zeros(2, int)))
     plan = Plan(agents=2, updates=12, steps_per_update=1, chunk=3, checkpoint_every=0.0)
     loop.train(plan, fake_chunk, fake_evaluate, state, Tally(), store, Stop())
     assert order == [(kind, n) for n in (3, 6, 9, 12) for kind in ("rows", "save")]

@@ -331,7 +331,7 @@ def write_policy(made: Assembled, path: Path, state: AgentState, columns: dict[s
         algo=train.algo,
         net=train.net,
         sizes=dataclasses.asdict(made.sizes),
-        agents=columns["agent"].tolist(),
+        agents=np.asarray(state.identity.agent).tolist(),
         returns=columns["return_mean"].tolist(),
         varied={axis.name: columns[axis.name].tolist() for axis in made.axes},
         env_steps=int(columns["env_steps"][0]),

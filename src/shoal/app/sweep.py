@@ -130,7 +130,7 @@ def programs(settings: Settings) -> list[tuple[str, Settings]]:
         split_algo(module, algo, group)  # refuses what does not fit together
         share = train.agents // len(grid) + (i < train.agents % len(grid))
         one = replace(train, agents=share, sweep=tuple(varying), net=chosen.get("net", train.net))
-        origins = settings.origins | dict.fromkeys(chosen, "sweep")
+        origins = settings.origins | dict.fromkeys([*chosen, *names], "sweep")
         label = " ".join(f"{name}={value}" for name, value in chosen.items())
         made.append((label, replace(settings, train=one, algo=algo, origins=origins)))
     return made

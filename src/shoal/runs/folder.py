@@ -133,7 +133,7 @@ def places(spec: str | Path, root: str | Path = "runs") -> list[Path]:
 
 def parts(run: RunFolder) -> list[RunFolder]:
     """The runs that a sweep over shapes consists of, in order; none where a run is a single program."""
-    found = [path.parent for path in (run.path / "programs").glob("*/manifest.json")]
+    found = [path.parent for path in (run.path / "programs").glob("[0-9]*/manifest.json")]
     return [RunFolder(path) for path in sorted(found, key=lambda path: int(path.name))]
 
 
