@@ -282,7 +282,7 @@ def stepped(sizes, knobs, progress, size=1.0):
     learner = Learner(
         knobs, params, ppo.ADAM.init(params), jnp.float32(progress), moments, moments, Local(jnp.zeros(1))
     )
-    return ppo._apply(sizes, learner, {"w": jnp.full(4, size / 2)})
+    return ppo.take_step(sizes, learner, {"w": jnp.full(4, size / 2)})
 
 
 @pytest.mark.parametrize(("progress", "share"), [(0.0, 1.0), (0.25, 0.75), (1.0, 0.0)])

@@ -105,7 +105,7 @@ class Learner(NamedTuple):
     progress: Array  # share of the budget spent, as of the last rollout
     obs_moments: Moments
     return_moments: Moments
-    local: Local
+    local: Tree  # Local
     replay: Tree = ()
 
 
@@ -164,7 +164,7 @@ def make(obs_space: Space, action_space: Space, sizes: Sizes, net: NetMaker) -> 
         return _grad(actor, critic, dist, sizes, learner, data, rows)
 
     def apply(learner: Learner, gradient: Params, outputs: Outputs) -> Learner:
-        return _apply(sizes, learner, gradient)
+        return take_step(sizes, learner, gradient)
 
     return Agent(init, policy, lambda: (), dist.noise, act, prepare, grad, apply)
 
@@ -273,7 +273,7 @@ def objective(
     }
 
 
-def _apply(sizes: Sizes, learner: Learner, gradient: Params) -> Learner:
+def take_step(sizes: Any, learner: Learner, gradient: Params) -> Learner:
     knobs = learner.knobs
     lr = knobs.lr * (1 - learner.progress) if sizes.anneal else knobs.lr
     params, adam = descend(ADAM, learner.adam, learner.params, gradient, lr, knobs.max_grad_norm)
