@@ -30,6 +30,9 @@ ENVS = {
 ALGOS = {
     "ppo": "shoal.algos.ppo",
     "pqn": "shoal.algos.pqn",
+    "rppo": "shoal.algos.rppo",
+    "sac": "shoal.algos.sac",
+    "td3": "shoal.algos.td3",
 }
 LIVE: dict[str, Any] = {}  # what this process was handed as an object, by the path it is recorded under
 _importing: list[str] = []

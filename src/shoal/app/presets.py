@@ -64,4 +64,14 @@ PRESETS: dict[tuple[str, str], Preset] = {
         dict(num_envs=64, minibatches=8, activation="relu", lr=5e-3),
     ),
     ("cartpole", "pqn"): Preset("the defaults: CleanRL's PQN, at twice its learning rate"),
+    ("pendulum", "sac"): Preset(
+        f"{OURS}: small networks and a larger step size, a tenth of the default's work",
+        dict(steps=20_000),
+        dict(hidden=(64, 64), lr=1e-3),
+    ),
+    ("pendulum", "td3"): Preset(
+        f"{OURS}: small networks and a larger step size, a tenth of the default's work",
+        dict(steps=20_000),
+        dict(hidden=(64, 64), lr=1e-3),
+    ),
 }
