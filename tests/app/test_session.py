@@ -102,6 +102,19 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, env):
     assert read_rows(done.folder.metrics)["updates"].tolist() == whole.metrics()["updates"].tolist()
 
 
+@pytest.mark.parametrize("algo", ["sac"])
+def test_a_resumed_replay_has_the_bits_of_an_uninterrupted_one(tmp_path, algo):
+    """Stopped after the ring of 64 steps has wrapped around, before it does so again."""
+    sizes = dict(num_envs=2, num_steps=2, minibatches=2, batch_size=8, buffer_size=64, learning_starts=40)
+    given = dict(env="pendulum", algo=algo, steps=300, dotted={algo: sizes | {"hidden": (8,)}})
+    whole = trained(tmp_path / "whole", **given)
+    half = interrupted(tmp_path / "half", at=25, **given)
+    assert 25 <= states(half)[1].updates < states(whole)[1].updates
+    done = session.resume(half.path, output=quiet(tmp_path))
+    same_bits(states(whole)[0], states(done)[0])
+    assert done.result["returns"] == whole.result["returns"]
+
+
 def test_rows_beyond_the_checkpoint_are_cut(tmp_path):
     half = interrupted(tmp_path / "half", at=5)
     at = states(half)[1].updates
