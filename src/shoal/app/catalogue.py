@@ -31,6 +31,7 @@ ALGOS = {
     "ppo": "shoal.algos.ppo",
     "pqn": "shoal.algos.pqn",
     "rppo": "shoal.algos.rppo",
+    "es": "shoal.algos.es",
     "sac": "shoal.algos.sac",
     "td3": "shoal.algos.td3",
 }
