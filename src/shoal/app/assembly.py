@@ -149,11 +149,15 @@ def refuse_too_large(made: Assembled, needed: int) -> None:
 
 def _least_bytes(made: Assembled) -> int:
     """What the population's learners and envs take, whatever the program adds; known before compiling."""
-    key, envs = jax.random.key(0), made.recipe.num_envs
-    learner = jax.eval_shape(made.agent.init, key, made.knobs)
-    world = jax.eval_shape(made.env.reset, key, made.env_params)
+    envs, learner = made.recipe.num_envs, _learner_of(made)
+    world = jax.eval_shape(made.env.reset, jax.random.key(0), made.env_params)
     per_env = learner.local, learner.replay, world
     return made.layout.lanes * (size(learner._replace(local=(), replay=())) + envs * size(per_env))
+
+
+def _learner_of(made: Assembled) -> Any:
+    """The shapes of one agent's learner, what is kept per env being that of one."""
+    return jax.eval_shape(made.agent.init, jax.random.key(0), made.knobs)
 
 
 def size(tree: Tree) -> int:
@@ -168,6 +172,10 @@ def planned(made: Assembled, bytes_predicted: int, notes: tuple[str, ...] = ()) 
         notes = (*notes, f"{layout.lanes - plan.agents} padding lanes, so that devices divide the agents")
     if not made.env.time_limit:
         notes = (*notes, f"no time limit: evaluation episodes are cut after {made.max_steps:,} steps")
+    if rings := jax.tree.leaves(_learner_of(made).replay):
+        envs = made.recipe.num_envs
+        steps, total = envs * rings[0].shape[0], text.size(layout.lanes * envs * size(rings))
+        notes = (*notes, f"replay: {steps:,} steps per agent, {total} for all")
     if made.axes:
         notes = (*notes, "agents differ in " + ", ".join(f"{a.name} ({_range_of(a)})" for a in made.axes))
     if train.pbt:
