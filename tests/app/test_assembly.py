@@ -136,10 +136,8 @@ def test_a_cache_that_cannot_be_written_is_left_off_with_one_warning(tmp_path, m
 def test_the_size_of_a_replay_is_said_and_counted_before_anything_is_compiled():
     """44 bytes a step of CartPole: two observations, action, reward, both ends, the mask of two actions."""
     sizes = {"num_envs": 4, "buffer_size": 2000, "hidden": (4,)}
-    made = assemble(resolve({"algo": "shoal.algos.dqn", "agents": 3, "devices": 2}, {"dqn": sizes}))
+    made = assemble(resolve({"algo": "dqn", "agents": 3, "devices": 2}, {"dqn": sizes}))
     assert "replay: 2,000 steps per agent, 352 kB for all" in assembly.planned(made, 0).notes  # of four lanes
     assert 352_000 < assembly._least_bytes(made) < 370_000
     with pytest.raises(ShoalError, match=r"agents need 4\.4 TB of memory"):
-        assemble(
-            resolve({"algo": "shoal.algos.dqn", "agents": 1000}, {"dqn": sizes | {"buffer_size": 10**8}})
-        )
+        assemble(resolve({"algo": "dqn", "agents": 1000}, {"dqn": sizes | {"buffer_size": 10**8}}))

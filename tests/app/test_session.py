@@ -24,6 +24,7 @@ from shoal.training import events, program
 
 SMALL = {"agents": 3, "steps": 3000, "eval_episodes": 8, "chunk": 3, "devices": 2}
 PPO = {"ppo": {"num_envs": 2, "num_steps": 32, "minibatches": 2, "epochs": 2, "hidden": (8,)}}
+PRIORITISED = {"prioritised": True, "n_step": 2, "target_every": 30}
 ALL = {"ppo": PPO["ppo"] | {"normalize_obs": True, "normalize_reward": True}}
 
 
@@ -102,11 +103,11 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, env):
     assert read_rows(done.folder.metrics)["updates"].tolist() == whole.metrics()["updates"].tolist()
 
 
-@pytest.mark.parametrize("algo", ["sac"])
-def test_a_resumed_replay_has_the_bits_of_an_uninterrupted_one(tmp_path, algo):
+@pytest.mark.parametrize(("algo", "env", "more"), [("sac", "pendulum", {}), ("dqn", "cartpole", PRIORITISED)])
+def test_a_resumed_replay_has_the_bits_of_an_uninterrupted_one(tmp_path, algo, env, more):
     """Stopped after the ring of 64 steps has wrapped around, before it does so again."""
     sizes = dict(num_envs=2, num_steps=2, minibatches=2, batch_size=8, buffer_size=64, learning_starts=40)
-    given = dict(env="pendulum", algo=algo, steps=300, dotted={algo: sizes | {"hidden": (8,)}})
+    given = dict(env=env, algo=algo, steps=300, dotted={algo: sizes | more | {"hidden": (8,)}})
     whole = trained(tmp_path / "whole", **given)
     half = interrupted(tmp_path / "half", at=25, **given)
     assert 25 <= states(half)[1].updates < states(whole)[1].updates

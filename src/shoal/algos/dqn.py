@@ -38,8 +38,8 @@ class Knobs(NamedTuple):
     epsilon_start: float = 1.0  # share of random actions at first
     epsilon_end: float = 0.05  # and at last
     exploration: float = 0.5  # share of the budget over which it falls, linearly
-    alpha: float = 0.6  # priority = error ^ alpha; 0 = uniform
-    beta: float = 0.4  # importance weights' exponent at first; rises to 1, linearly, over the budget
+    alpha: float = 0.6  # where prioritised: priority = error ^ alpha
+    beta: float = 0.4  # where prioritised: exponent of the weights at first; rises linearly to 1
 
 
 LARGEST = float(jnp.finfo(jnp.float32).max)

@@ -29,6 +29,7 @@ ENVS = {
 }
 ALGOS = {
     "ppo": "shoal.algos.ppo",
+    "dqn": "shoal.algos.dqn",
     "pqn": "shoal.algos.pqn",
     "rppo": "shoal.algos.rppo",
     "es": "shoal.algos.es",

@@ -63,6 +63,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
         dict(steps=10_000_000, net="mlp"),
         dict(num_envs=64, minibatches=8, activation="relu", lr=5e-3),
     ),
+    ("cartpole", "dqn"): Preset("the defaults: CleanRL's DQN on ten envs, double"),
+    ("acrobot", "dqn"): Preset("the defaults: CleanRL's DQN on ten envs, double"),
     ("cartpole", "pqn"): Preset("the defaults: CleanRL's PQN, at twice its learning rate"),
     ("acrobot", "pqn"): Preset("the defaults: CleanRL's PQN, at twice its learning rate"),
     ("cartpole", "rppo"): Preset(f"{OURS}: four times PPO's learning rate", dict(), dict(lr=1e-3)),
