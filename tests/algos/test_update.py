@@ -13,6 +13,7 @@ from shoal.algos import ppo, update
 from shoal.mesh.layout import lay_out
 from shoal.population.lanes import identities, stacked
 from shoal.training.program import Recipe, compile_chunk, compile_init
+from shoal.types import Outputs
 
 
 @pytest.fixture(scope="module")
@@ -132,3 +133,22 @@ def test_the_training_program_on_two_devices_equals_the_update_of_one_agent(popu
     state, metrics = jax.block_until_ready(chunk(state, np.int32(3)))
     assert metrics["updates"].tolist() == [3]
     close(lane(state, 0), lane(states[3], 0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 5, 8, 16])
+def test_a_minibatch_in_parts_has_the_gradient_of_the_whole(at_once):
+    """Sums add up whatever the parts; samples come back in their rows' order, leaves without rows once."""
+    rng = np.random.default_rng(0)
+    rows = {"x": jnp.asarray(rng.normal(size=(16, 3)), jnp.float32), "turn": jnp.bool_(True)}
+
+    def grad(learner, data, rows):
+        error = rows["x"] @ learner
+        sums = {"error": jnp.sum(error)}
+        outputs = Outputs(sums, {"error": error, "turn": rows["turn"]})
+        return rows["x"].T @ error, jnp.float32(error.size), outputs
+
+    agent = tiny().agent._replace(grad=grad)
+    learner = jnp.asarray([1.0, 2.0, -1.0])
+    whole = update.summed_gradient(agent, learner, (), rows)
+    pieces = update.summed_gradient(agent, learner, (), rows, at_once)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, pieces)

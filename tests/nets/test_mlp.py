@@ -7,7 +7,7 @@ import pytest
 
 from shoal.errors import ShoalError
 from shoal.nets import ACTIVATIONS, house_net
-from shoal.nets.mlp import MANY_ROWS, forward, make
+from shoal.nets.mlp import MANY_ROWS, affine, forward, make
 from shoal.types import Box, Net
 
 SPACE = Box(-1.0, 1.0, (5,))
@@ -112,3 +112,21 @@ def test_normalised_layers_give_what_numpy_gives(number):
         x = np.maximum(x * layer.gain + layer.shift, 0)
     want = x @ np.asarray(params[-1].weight, np.float64).T + params[-1].bias
     np.testing.assert_allclose(jax.jit(net.apply)(params, rows(number)), want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_affine_map_has_the_gradient_that_autodiff_gives():
+    rng = np.random.default_rng(0)
+    weight, bias, x, slope = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((3, 5), (3,), (5, 40), (3, 40))
+    )
+
+    def both(*given):
+        ours, back = jax.vjp(affine, *given)
+        theirs, backwards = jax.vjp(lambda weight, bias, x: weight @ x + bias[:, None], *given)
+        return (ours, back(slope)), (theirs, backwards(slope))
+
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, *jax.jit(both)(weight, bias, x))
+    lanes = jax.jit(jax.vmap(jax.grad(lambda w, x: jnp.sum(jnp.sin(affine(w, bias, x)))), (0, None)))
+    one = jax.jit(jax.grad(lambda w, x: jnp.sum(jnp.sin(affine(w, bias, x)))))
+    close(lanes(jnp.stack([weight, 2 * weight]), x)[1], one(2 * weight, x))

@@ -61,15 +61,19 @@ act_once = jax.jit(act)
 
 def slow_rollout(key, number, steps):
     """One env from its reset: rows and (return, length) of the episodes that ended."""
-    noise_key, world_key = jax.random.split(key)
-    noise, world = AGENT.noise(noise_key, steps), bulk(world_key, steps, 2)
+    noise_key, step_key, reset_key = jax.random.split(key, 3)
+    noise, step_keys, reset_keys = (
+        AGENT.noise(noise_key, steps),
+        bulk(step_key, steps),
+        bulk(reset_key, steps),
+    )
     state, obs = reset(per_env(stream(0, 0, RESET), jnp.asarray([number]))[0], PARAMS)
     rows, episodes, total, length = [], [], 0.0, 0
     for t in range(steps):
         mask = mask_of(state, PARAMS)
         carry = Carry(jnp.asarray([length], jnp.int32))
         _, action, _ = act_once(TASTE, carry, obs[None], mask[None], noise[t][None])
-        after = step(world[t, 0], state, action[0], PARAMS)
+        after = step(step_keys[t], state, action[0], PARAMS)
         total, length = total + float(after.reward), length + 1
         terminated = bool(after.terminated)
         truncated = (bool(after.truncated) or length == LIMIT) and not terminated
@@ -79,7 +83,7 @@ def slow_rollout(key, number, steps):
         state, obs = after.state, after.obs
         if terminated or truncated:
             episodes.append((total, length))
-            state, obs = reset(world[t, 1], PARAMS)
+            state, obs = reset(reset_keys[t], PARAMS)
             total, length = 0.0, 0
     return rows, episodes, obs, total, length
 

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from shoal.ops.parts import parts
 from shoal.rollout import device
 from shoal.rollout.device import Actors, Episodes, choose, no_episodes, spread
 from shoal.rollout.streams import INIT, LEARN, stream
-from shoal.types import WHOLE, Agent, Array, Axis, Batch, Env, Tree
+from shoal.types import WHOLE, Agent, Array, Axis, Batch, Env, Outputs, Tree
 
 
 class Identity(NamedTuple):
@@ -64,9 +65,12 @@ def init(
 
 
 def update(
-    agent: Agent, env: Env, num_steps: int, state: AgentState, axis: Axis = WHOLE
+    agent: Agent, env: Env, num_steps: int, state: AgentState, axis: Axis = WHOLE, rows_at_once: int = 0
 ) -> tuple[AgentState, Metrics]:
-    """T steps of every env and all minibatches of learning from them."""
+    """T steps of every env and all minibatches of learning from them.
+
+    A minibatch's gradient is computed for about `rows_at_once` of its rows at a time; 0 = for all at once.
+    """
     identity, learner = state.identity, state.learner
     index = env_index(state.actors.episode_return.shape[0], axis)
     keys = device.rollout_keys(identity.seed, identity.agent, identity.updates, index)
@@ -84,7 +88,7 @@ def update(
     learner, data, rows = agent.prepare(learner, batch, axis)
 
     def minibatch(learner, rows):
-        numerator, count, outputs = agent.grad(learner, data, rows)
+        numerator, count, outputs = summed_gradient(agent, learner, data, rows, rows_at_once)
         numerator, count, sums = _reduce((numerator, count, outputs.metrics), axis)
         gradient = jax.tree.map(lambda total: total / jnp.maximum(count, 1), numerator)
         metrics = {name: total / jnp.maximum(count, 1) for name, total in sums.items()}
@@ -103,6 +107,36 @@ def update(
     identity = identity._replace(updates=identity.updates + 1)
     total = jax.tree.map(lambda old, new: old + new.astype(old.dtype), state.episodes, episodes)
     return AgentState(identity, state.env_params, learner, actors, total), metrics
+
+
+def summed_gradient(
+    agent: Agent, learner: Tree, data: Tree, rows: Tree, rows_at_once: int = 0
+) -> tuple[Tree, Array, Outputs]:
+    """`agent.grad` over all rows [n, …], as the sum over parts of equal size.
+
+    Numerators and counts are sums, so that every split gives the same gradient. A leaf of rows or samples
+    without a row axis is the same for all parts.
+    """
+    number = max((x.shape[0] for x in jax.tree.leaves(rows) if x.ndim), default=1)
+    if (cuts := parts(number, rows_at_once)) == 1:
+        return agent.grad(learner, data, rows)
+    each = number // cuts
+    cut = lambda x: x.reshape(cuts, each, *x.shape[1:]) if x.ndim else jnp.broadcast_to(x, cuts)
+    split = jax.tree.map(cut, rows)
+
+    def some(rows):
+        numerator, count, outputs = agent.grad(learner, data, rows)
+        return (numerator, count, outputs.metrics), outputs.samples
+
+    def add(total, rows):
+        sums, samples = some(rows)
+        return jax.tree.map(jnp.add, total, sums), samples
+
+    shapes, _ = jax.eval_shape(some, jax.tree.map(lambda x: x[0], split))
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    (numerator, count, metrics), samples = jax.lax.scan(add, nothing, split)
+    joined = lambda x: x.reshape(number, *x.shape[2:]) if x.ndim > 1 else x[-1]
+    return numerator, count, Outputs(metrics, jax.tree.map(joined, samples))
 
 
 def _reduce(tree: Tree, axis: Axis) -> Tree:

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh
 from shoal.types import WHOLE, Axis
 
 AGENT, DATA = "agent", "data"
+ROWS_IN_CACHE = 512
 
 
 class Layout(NamedTuple):
@@ -25,6 +26,15 @@ class Layout(NamedTuple):
     @property
     def data_shards(self) -> int:
         return self.mesh.shape[DATA]
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a minibatch that one agent's gradient is computed for at a time; 0 = all of them.
+
+        Measured in docs/performance.md: on a CPU what they leave behind should stay in a core's cache, on an
+        accelerator more rows fill it better.
+        """
+        return ROWS_IN_CACHE if self.mesh.devices.flat[0].platform == "cpu" else 0
 
     def axis(self) -> Axis:
         """The data axis, as seen from inside the program of one device."""

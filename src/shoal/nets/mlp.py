@@ -63,13 +63,37 @@ def forward(layers: Layers, x: Array, activation: str) -> Array:
     x = x.T
     for layer in hidden:
         x = act(_hidden(layer, x, 0))
-    return (last.weight @ x + last.bias[:, None]).T
+    return affine(last.weight, last.bias, x).T
+
+
+@jax.custom_vjp
+def affine(weight: Array, bias: Array, x: Array) -> Array:
+    """weight [outputs, inputs] @ x [inputs, B] + bias, with a gradient that stays features-first.
+
+    What autodiff makes of it gives the gradient of x as [B, inputs], which the next operation reads across,
+    and sums the bias' over the rows one by one: together a third of a 64-64 network's gradient on a CPU.
+    """
+    return weight @ x + bias[:, None]
+
+
+def _affine_forward(weight: Array, bias: Array, x: Array):
+    return affine(weight, bias, x), (weight, x)
+
+
+def _affine_backward(saved: tuple[Array, Array], slope: Array):
+    weight, x = saved
+    contract = lambda a, b, axis: jax.lax.dot_general(a, b, (((axis,), (axis,)), ((), ())))
+    ones = jnp.ones((slope.shape[1],), slope.dtype)
+    return contract(slope, x, 1), slope @ ones, contract(weight, slope, 0)
+
+
+affine.defvjp(_affine_forward, _affine_backward)
 
 
 def _hidden(layer: Any, x: Array, units: int) -> Array:
     """One layer before its activation; `units`: the axis of x, [B, inputs] or [inputs, B], that it reads."""
     linear = layer.linear if isinstance(layer, Normed) else layer
-    x = linear.weight @ x + linear.bias[:, None] if units == 0 else x @ linear.weight.T + linear.bias
+    x = affine(linear.weight, linear.bias, x) if units == 0 else x @ linear.weight.T + linear.bias
     return normalised(layer, x, units) if isinstance(layer, Normed) else x
 
 

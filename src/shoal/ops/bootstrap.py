@@ -5,7 +5,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from shoal.ops.parts import parts
 from shoal.types import Array, Tree
+
+BLOCK = 1024  # rows
 
 
 def values(
@@ -19,7 +22,7 @@ def values(
     """
     steps, envs = truncated.shape
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), obs)
-    value = read(flat).reshape(steps, envs)
+    value = _in_blocks(read, flat).reshape(steps, envs)
     last = read(jax.tree.map(lambda x: x[-1], final_obs))
     next_value = jnp.concatenate([value[1:], last[None]])
     env = jnp.arange(envs, dtype=jnp.int32)
@@ -36,3 +39,12 @@ def values(
 
     _, next_value = jax.lax.while_loop(pending, read_one, (truncated.at[-1].set(False), next_value))
     return value, next_value
+
+
+def _in_blocks(read: Callable[[Tree], Array], rows: Tree) -> Array:
+    """`read` of many rows, some at a time: what a network leaves behind should not outgrow a CPU's caches."""
+    number = jax.tree.leaves(rows)[0].shape[0]
+    if (blocks := parts(number, BLOCK)) == 1:
+        return read(rows)
+    split = jax.tree.map(lambda x: x.reshape(blocks, -1, *x.shape[1:]), rows)
+    return jax.lax.map(read, split).reshape(number)

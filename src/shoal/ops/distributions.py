@@ -46,32 +46,37 @@ def _categorical(space: Discrete | MultiDiscrete) -> Distribution:
     cuts = np.cumsum(sizes)[:-1].tolist()
     single = isinstance(space, Discrete)
 
-    def split(x: Array) -> list[Array]:
-        return [x] if single else jnp.split(x, cuts, axis=-1)
+    def allowed(outputs: Array, mask: Array | None) -> Array:
+        return outputs if mask is None else jnp.where(mask, outputs, FORBIDDEN)
+
+    def split(x: Array, axis: int) -> list[Array]:
+        return [x] if single else jnp.split(x, cuts, axis)
 
     def log_probs(outputs: Array, mask: Array | None) -> list[Array]:
-        logits = outputs if mask is None else jnp.where(mask, outputs, FORBIDDEN)
-        return [jax.nn.log_softmax(part) for part in split(logits)]
+        """[actions, …]: sums over a leading axis run along the rows, many at a time."""
+        logits = jnp.moveaxis(allowed(outputs, mask), -1, 0)
+        return [jax.nn.log_softmax(part, 0) for part in split(logits, 0)]
 
     def noise(key: Key, steps: int) -> Array:
         return jax.random.gumbel(key, (steps, sum(sizes)), jnp.float32)
 
     def sample(outputs, free, mask, noise):
-        logits = outputs if mask is None else jnp.where(mask, outputs, FORBIDDEN)
+        logits = allowed(outputs, mask)
         scores = logits if noise is None else logits + noise  # the Gumbel-max trick
-        picks = [jnp.argmax(part, -1).astype(jnp.int32) for part in split(scores)]
+        picks = [jnp.argmax(part, -1).astype(jnp.int32) for part in split(scores, -1)]
         return picks[0] if single else jnp.stack(picks, -1)
 
     def log_prob(outputs, free, mask, sample):
         picks = [sample] if single else [sample[..., i] for i in range(len(sizes))]
-        # A compare instead of a gather: cheap for few actions and fast in reverse on every backend.
-        return sum(
-            jnp.sum(jnp.where(jnp.arange(part.shape[-1], dtype=jnp.int32) == pick[..., None], part, 0.0), -1)
-            for part, pick in zip(log_probs(outputs, mask), picks)
-        )
+
+        def at(part, pick):  # compared, not gathered: cheap for few actions, fast in reverse everywhere
+            number = jnp.arange(part.shape[0], dtype=jnp.int32).reshape(-1, *(1,) * pick.ndim)
+            return jnp.sum(jnp.where(number == pick, part, 0.0), 0)
+
+        return sum(at(part, pick) for part, pick in zip(log_probs(outputs, mask), picks))
 
     def entropy(outputs, free, mask):
-        return sum(-jnp.sum(jnp.exp(part) * part, -1) for part in log_probs(outputs, mask))
+        return sum(-jnp.sum(jnp.exp(part) * part, 0) for part in log_probs(outputs, mask))
 
     return Distribution(sum(sizes), (), noise, sample, log_prob, entropy, lambda sample: sample)
 

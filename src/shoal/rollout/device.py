@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from shoal.rollout.streams import EVALUATE, RESET, ROLLOUT, bulk, per_env, stream
 from shoal.types import Agent, Array, Env, Key, Params, Step, Tree
 
+FEW_ENVS = 32  # below which acting reads its weights row by row
+
 
 class Actors(NamedTuple):
     """An agent's envs between rollouts; every leaf is led by B."""
@@ -84,26 +86,22 @@ def collect(
 
     Returns the envs after it, the columns of a Batch [T, B, …], and the episodes that ended.
     """
-    noise_keys, world_keys = jax.vmap(jax.random.split, out_axes=1)(keys)
-    noise = jax.vmap(lambda key: agent.noise(key, num_steps), out_axes=1)(noise_keys)  # [T, B, …]
-    world = jax.vmap(lambda key: bulk(key, num_steps, 2), out_axes=1)(world_keys)  # [T, B, 2]
+    draws = jax.vmap(lambda key: jax.random.split(key, 3), out_axes=1)(keys)
+    noise = jax.vmap(lambda key: agent.noise(key, num_steps), out_axes=1)(draws[0])  # [T, B, …]
+    step_keys, reset_keys = (jax.vmap(lambda k: bulk(k, num_steps), out_axes=1)(keys) for keys in draws[1:])
     fresh_carry = spread(agent.carry(), keys.shape[0])
 
-    def step(scanned, drawn):
-        actors, episodes = scanned
-        noise, world = drawn
-        mask = masks(env, actors.env_state, params)
-        carry, action, extras = agent.act(policy, actors.carry, actors.obs, mask, noise)
-        after = advance(env, world[:, 0], actors.env_state, action, actors.episode_length, params)
-        ended = after.terminated | after.truncated
-        fresh_state, fresh_obs = jax.vmap(env.reset, (0, None))(world[:, 1], params)
+    turned = _turned if keys.shape[0] < FEW_ENVS else lambda policy: policy
+    policy = turned(policy)
 
+    def step(actors, drawn):
+        noise, step_key, reset_key = drawn
+        mask = masks(env, actors.env_state, params)
+        carry, action, extras = agent.act(turned(policy), actors.carry, actors.obs, mask, noise)
+        after = advance(env, step_key, actors.env_state, action, actors.episode_length, params)
+        ended = after.terminated | after.truncated
+        fresh_state, fresh_obs = jax.vmap(env.reset, (0, None))(reset_key, params)
         returns, lengths = actors.episode_return + after.reward, actors.episode_length + 1
-        episodes = Episodes(
-            episodes.count + jnp.sum(ended, dtype=jnp.float32),
-            episodes.return_sum + jnp.sum(jnp.where(ended, returns, 0.0)),
-            episodes.length_sum + jnp.sum(jnp.where(ended, lengths, 0), dtype=jnp.float32),
-        )
         columns = dict(
             obs=actors.obs,
             mask=mask,
@@ -115,6 +113,7 @@ def collect(
             final_mask=masks(env, after.state, params),
             extras=extras,
         )
+        ends = Episodes(ended, jnp.where(ended, returns, 0.0), jnp.where(ended, lengths, 0))
         actors = Actors(
             choose(ended, fresh_state, after.state),
             choose(ended, fresh_obs, after.obs),
@@ -122,12 +121,17 @@ def collect(
             jnp.where(ended, 0.0, returns),
             jnp.where(ended, 0, lengths),
         )
-        return (actors, episodes), columns
+        return actors, (columns, ends)
 
-    none = no_episodes()
-    none = none._replace(return_sum=none.return_sum.astype(actors.episode_return.dtype))
-    (actors, episodes), columns = jax.lax.scan(step, (actors, none), (noise, world))
-    return actors, columns, episodes
+    actors, (columns, ends) = jax.lax.scan(step, actors, (noise, step_keys, reset_keys))
+    total = lambda x: jnp.sum(x, dtype=x.dtype if x.dtype.kind == "f" else jnp.float32)
+    return actors, columns, Episodes(*map(total, ends))
+
+
+def _turned(policy: Tree) -> Tree:
+    """Matrices transposed. Turned outside a loop and back inside it, weights lie in memory as acting on few
+    rows reads them, all outputs of one input after the other."""
+    return jax.tree.map(lambda x: x.T if x.ndim == 2 else x, policy)
 
 
 def rollout_keys(seed: Array, agent_id: Array, update: Array, index: Array) -> Key:

@@ -60,7 +60,14 @@ def compile_chunk(
     """
 
     def chunk(state, updates):
-        one = partial(one_update.update, recipe.agent, recipe.env, recipe.num_steps, axis=layout.axis())
+        one = partial(
+            one_update.update,
+            recipe.agent,
+            recipe.env,
+            recipe.num_steps,
+            axis=layout.axis(),
+            rows_at_once=layout.rows_at_once,
+        )
         step = jax.jit(jax.vmap(contained(one)), inline=True)  # for its trace, which both lines below share
         _, shapes = jax.eval_shape(step, state)
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
