@@ -33,6 +33,8 @@ VERBS = {
     "env check": ("listing:check", "Check that an env keeps the contract"),
     "env new": ("listing:new", "Write a small env of your own, and its test"),
     "doctor": ("doctor:doctor", "Check this machine, with the line that fixes each problem"),
+    "bench ppo-cartpole": ("training:bench_ppo_cartpole", "Measure training speed beside others' programs"),
+    "bench peers": ("training:bench_peers", "Install the programs to compare with"),
     "bench act": ("training:bench_act", "Measure how fast trained agents act"),
     "bench overhead": ("training:bench_overhead", "Measure what rows, progress and checkpoints cost"),
     "bench presets": ("training:bench_presets", "Measure again what every preset scores"),

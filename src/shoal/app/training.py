@@ -90,6 +90,36 @@ def export(
     print(text.json_line({"policy": made}) if json else made)
 
 
+def bench_ppo_cartpole(
+    agents: int = 16,  # trained together
+    envs: int = 4,  # per agent
+    steps_per_env: int = 128,  # per update
+    minibatches: int = 4,  # per epoch
+    rounds: int = 5,  # turns of each contestant
+    all: bool = False,  # the four workloads of the committed table instead
+    learn: bool = True,  # also train each to its end once, and show what it reaches
+    markdown: bool = False,  # a Markdown table instead
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure training speed beside others' programs, in turns: PPO on CartPole."""
+    from shoal.app import contest
+
+    one = contest.Workload(agents, envs, steps_per_env, minibatches)
+    rows = contest.run(contest.WORKLOADS if all else (one,), rounds, learn)
+    if markdown and not json:
+        print(contest.markdown(rows))
+    else:
+        hidden = () if json else ("versions", "steps_per_env", "minibatches", "note", "trained")
+        _show_rows([{k: v for k, v in row.items() if k not in hidden} for row in rows], json)
+
+
+def bench_peers() -> None:
+    """Install the programs to compare with, each in a venv of its own; about a gigabyte."""
+    from shoal.app import contest
+
+    contest.install_peers(print)
+
+
 def bench_act(
     run: str = "last",  # a name under --root, a path, or `last`
     /,
@@ -180,4 +210,4 @@ def _returns(row: Mapping[str, Any]) -> str:
 
 
 def _show_rows(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
-    print(text.json_line(rows) if json else text.table(rows))
+    print(text.json_line({"rows": list(rows)}) if json else text.table(rows))
