@@ -38,7 +38,7 @@ def test_the_cell_is_equinoxs():
     cell = eqx.nn.GRUCell(3 * H, H, key=jax.random.key(0))
     inputs, state = (jax.random.normal(jax.random.key(i), (B, n)) for i, n in ((3, 3 * H), (4, H)))
     projected = inputs @ cell.weight_ih.T + cell.bias
-    got, _ = recurrent._cell(cell.weight_hh, cell.bias_n, projected, state)
+    got, _ = recurrent._cell(cell.weight_hh.T, cell.bias_n, projected, state)
     np.testing.assert_allclose(got, jax.vmap(cell)(inputs, state), atol=1e-6)
 
 
