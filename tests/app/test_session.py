@@ -116,6 +116,20 @@ def test_a_resumed_replay_has_the_bits_of_an_uninterrupted_one(tmp_path, algo, e
     assert done.result["returns"] == whole.result["returns"]
 
 
+@pytest.mark.parametrize(
+    ("algo", "sizes"), [("rppo", {"units": 4, "minibatches": 2}), ("es", {}), ("pqn", {})]
+)
+def test_a_resumed_memory_has_the_bits_of_an_uninterrupted_one(tmp_path, algo, sizes):
+    """Stopped in the middle of episodes: states, perturbations and unfinished returns go on."""
+    sizes = sizes | {"num_envs": 4, "num_steps": 8, "hidden": (8,)}
+    given = dict(algo=algo, steps=400, dotted={algo: sizes})
+    whole = trained(tmp_path / "whole", **given)
+    half = interrupted(tmp_path / "half", at=5, **given)
+    done = session.resume(half.path, output=quiet(tmp_path))
+    same_bits(states(whole)[0], states(done)[0])
+    assert done.result["returns"] == whole.result["returns"]
+
+
 def test_rows_beyond_the_checkpoint_are_cut(tmp_path):
     half = interrupted(tmp_path / "half", at=5)
     at = states(half)[1].updates
