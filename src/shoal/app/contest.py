@@ -266,16 +266,19 @@ def markdown(rows: Sequence[Row]) -> str:
         ]
         lines.append("|---|---|---|---|---|---|")
         for r in mine:
-            reached = (
-                "–"
-                if r["return_mean"] is None
-                else f"{r['return_mean']} (n = {r['trained']}, sd {r['return_sd']})"
+            reached = "–"
+            if r["return_mean"] is not None:
+                spread = f", sd {r['return_sd']}" if r["return_sd"] is not None else ""
+                reached = f"{r['return_mean']} (n = {r['trained']}{spread})"
+            cells = (
+                r["name"],
+                f"{r['env_steps_per_s']:,}",
+                f"{r['low']:,} … {r['high']:,}",
+                r["ratio_to_textbook"],
+                reached,
+                r["compile_s"],
             )
-            spread = f"{r['low']:,} … {r['high']:,}"
-            lines.append(
-                f"| {r['name']} | {r['env_steps_per_s']:,} | {spread} | {r['ratio_to_textbook']} | {reached} | "
-                f"{r['compile_s']} |"
-            )
+            lines.append(f"| {' | '.join(map(str, cells))} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
