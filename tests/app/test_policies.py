@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from shoal.app import afterwards, policies
+from shoal.app import afterwards, catalogue, policies
 from shoal.app.assembly import assemble
 from shoal.app.config import resolve
 from shoal.app.main import main
+from shoal.envs.spaces import to_json
 from shoal.errors import ShoalError
 from shoal.runs import folder, manifest
+from shoal.types import Box, Discrete
 
 
 @pytest.fixture(scope="module")
@@ -166,3 +168,42 @@ def test_an_agent_without_a_return_can_be_filmed(policy, monkeypatch):
     monkeypatch.setattr(afterwards, "video", SimpleNamespace(film=lambda *given: films.append(given)))
     afterwards.play(policy, 1)
     assert films[0][-1] == ["agent 1, return –"]
+
+
+# --- Memory -----------------------------------------------------------------------------------
+
+
+def made_of(algo, **sizes):
+    """Two untrained agents, whose weights are no longer small."""
+    module, spaces = catalogue.load_algo(algo), (Box(-1, 1, (3,)), Discrete(4))
+    agent = policies.make_agent(algo, module.Sizes(hidden=(4,), **sizes), "auto", *spaces)
+    learners = jax.vmap(agent.init, (0, None))(jax.random.split(jax.random.key(0), 2), module.Knobs())
+    params = jax.tree.map(lambda x: x + 0.5, jax.vmap(agent.policy)(learners))
+    spaces = dict(obs_space=to_json(spaces[0]), action_space=to_json(spaces[1]))
+    return policies.Policy(agent, params, dict(algo=algo, agents=[0, 1], returns=[1, 2]) | spaces, False)
+
+
+def test_a_policy_with_memory_is_asked_step_by_step():
+    """Two agents, two envs; the second env's episode starts anew at the third step."""
+    policy = made_of("rppo", units=3)
+    obs = np.random.default_rng(0).normal(size=(5, 2, 2, 3)).astype(np.float32)
+    carry, memory = None, np.zeros((2, 2, 3), np.float32)
+    for t, now in enumerate(obs):
+        fresh = np.array([[False, True]] * 2) if t == 2 else None
+        carry, action = policy.step(carry, now, fresh=fresh)
+        memory = np.where(np.zeros((2, 2, 1), bool) if fresh is None else fresh[..., None], 0, memory)
+        rows = jax.vmap(policy.agent.act, (0, 0, 0, None, None))(policy.params, memory, now, None, None)
+        memory, want = np.asarray(rows[0]), rows[1]
+        np.testing.assert_array_equal(action, want)
+        np.testing.assert_allclose(carry, memory, atol=1e-6)
+        assert isinstance(action, np.ndarray)
+    with pytest.raises(ShoalError, match="a policy of rppo remembers") as error:
+        policy.act(obs[0])
+    assert "policy.step(carry, obs)" in error.value.hint
+
+
+@pytest.mark.parametrize("algo", ["es", "pqn"])
+def test_other_policies_need_no_steps(algo):
+    """An evolution strategy's carry is about its perturbation alone: the greedy policy has none."""
+    policy, obs = made_of(algo), np.zeros((2, 5, 3), np.float32)
+    np.testing.assert_array_equal(policy.act(obs), policy.step(None, obs)[1])

@@ -5,8 +5,9 @@ named by its path in the Policy tree; `contract.json` says what goes in and come
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -18,11 +19,11 @@ from safetensors.numpy import load_file, save_file
 
 from shoal.app import blame, catalogue
 from shoal.app.config import algo_kinds, convert
-from shoal.envs.spaces import describe, from_json, to_json
+from shoal.envs.spaces import describe, from_json, to_json, zeros
 from shoal.errors import ShoalError
 from shoal.nets import house_net
 from shoal.nets.check import checked
-from shoal.rollout.device import draw, spread
+from shoal.rollout.device import choose, draw, spread
 from shoal.runs.folder import open_run, places, whole
 from shoal.runs.manifest import read_object, reading, write_json
 from shoal.types import Agent, Space, Tree, is_space
@@ -77,16 +78,21 @@ class Policy:
         self.params = policy  # leaves are led by agents
         self._single = single
 
-        def act(policy, obs, mask, key):
-            def one(policy, obs, mask, key):
+        def step(policy, carry, obs, mask, key):
+            def one(policy, carry, obs, mask, key):
                 rows = jax.tree.leaves(obs)[0].shape[0]
                 noise = None if key is None else draw(agent, jax.random.split(key, rows))
-                return agent.act(policy, spread(agent.carry(), rows), obs, mask, noise)[1]
+                return agent.act(policy, carry, obs, mask, noise)[:2]
 
-            return jax.vmap(one)(policy, obs, mask, key)
+            return jax.vmap(one)(policy, carry, obs, mask, key)
+
+        def act(policy, obs, mask, key):
+            carry = spread(spread(agent.carry(), jax.tree.leaves(obs)[0].shape[1]), len(self.agents))
+            return step(policy, carry, obs, mask, key)[1]
 
         self.raw = act  # (params, obs [P, B, …], mask, keys [P] or None) -> actions; not yet compiled
         self._act = jax.jit(act)
+        self._step = jax.jit(step)
 
     def act(self, obs: Tree, mask: Tree = None, key: jax.Array | None = None) -> Tree:
         """Actions for observations: the most likely ones, or drawn with `key` (jax.random.key).
@@ -95,6 +101,47 @@ class Policy:
         [P, B, …]. `mask` has the same leading axes. NumPy (or lists) in, NumPy out, as simulators want it;
         jax arrays in, jax arrays out. ShoalError where a shape does not fit the contract.
         """
+        if self.remembers:
+            raise ShoalError(
+                f"a policy of {self.contract['algo']} remembers; one observation is not enough for it",
+                "use carry, action = policy.step(carry, obs), with carry = None at the start of an episode",
+            )
+        run = lambda obs, mask, keys: ((), self._act(self.params, obs, mask, keys))
+        return self._run(run, obs, mask, key)[1]
+
+    def step(
+        self, carry: Tree, obs: Tree, mask: Tree = None, key: jax.Array | None = None, fresh: Any = None
+    ) -> tuple[Tree, Tree]:
+        """As `act`, for policies with memory: (what is remembered, actions), to be handed back next time.
+
+        `carry` None: every episode starts now. `fresh`, bool with the leading axes of obs: those that do.
+        """
+
+        def run(obs, mask, keys):
+            rows = jax.tree.leaves(obs)[0].shape[:2]
+            start = spread(spread(self.agent.carry(), rows[1]), rows[0])
+            before = start if carry is None else carry
+            if fresh is not None:
+                before = choose(jnp.asarray(fresh, bool).reshape(rows), start, before)
+            return self._step(self.params, before, obs, mask, keys)
+
+        return self._run(run, obs, mask, key)
+
+    @cached_property
+    def remembers(self) -> bool:
+        """Whether even the greedy action depends on earlier observations."""
+        changed: list[bool] = []
+
+        def trace(policy, carry, obs):
+            after, *_ = self.agent.act(policy, carry, obs, None, None)
+            changed.extend(a is not b for a, b in zip(*map(jax.tree.leaves, (carry, after))))
+
+        one = jax.tree.map(lambda x: x[0], self.params)
+        jax.eval_shape(trace, one, spread(self.agent.carry(), 1), spread(zeros(self.obs_space), 1))
+        return any(changed)
+
+    def _run(self, run: Callable, obs: Tree, mask: Tree, key: jax.Array | None) -> tuple[Tree, Tree]:
+        """What `run` makes of obs [P, B, …]: (carry, actions), the actions shaped and typed as obs was."""
         back = not any(isinstance(x, jax.Array) for x in jax.tree.leaves(obs))
         if back:
             like = lambda space, x: np.asarray(x, space.dtype)
@@ -105,16 +152,16 @@ class Policy:
         lead = self._leading(obs)
         if 0 in (rows := jax.tree.leaves(obs)[0].shape[:lead]):  # no envs, no actions
             none = lambda space: (np if back else jnp).zeros((*rows, *space.shape), space.dtype)
-            return jax.tree.map(none, self.action_space, is_leaf=is_space)
+            return (), jax.tree.map(none, self.action_space, is_leaf=is_space)
         if self._single:
             add = (None,) if lead == 1 else (None, None)
             lead_with = lambda x: (x if isinstance(x, jax.Array) else np.asarray(x))[add]
             obs, mask = jax.tree.map(lead_with, (obs, mask))
         keys = None if key is None else jax.random.split(key, len(self.agents))
-        action = self._act(self.params, obs, mask, keys)
+        carry, action = run(obs, mask, keys)
         if back:
             action = jax.tree.map(np.asarray, action)
-        return jax.tree.map(lambda x: x[(0,) * (2 - lead)], action) if self._single else action
+        return carry, jax.tree.map(lambda x: x[(0,) * (2 - lead)], action) if self._single else action
 
     def _leading(self, obs: Tree) -> int:
         """How many axes lead the observation's own."""
