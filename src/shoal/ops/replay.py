@@ -50,7 +50,10 @@ def insert(replay: Steps, batch: Batch, written: Array) -> Steps:
         mask = jax.tree.map(allowed, mask) if batch.final_mask is None else batch.final_mask
     ends = batch.terminated, batch.truncated
     new = Steps(batch.obs, batch.action, batch.reward, *ends, batch.final_obs, mask)
-    return jax.tree.map(lambda ring, x: ring.at[:, place].set(x.swapaxes(0, 1)), replay, new)
+    # A lone step goes in twice: as one slice XLA's CPU backend would fuse its writing into whatever reads the
+    # ring, and copy the whole of it each time.
+    row = jnp.arange(max(2, steps)) % steps
+    return jax.tree.map(lambda ring, x: ring.at[:, place[row]].set(x[row].swapaxes(0, 1)), replay, new)
 
 
 def gather(replay: Tree, index: Index) -> Tree:
