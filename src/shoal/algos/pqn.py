@@ -52,6 +52,7 @@ RANGES = {  # what a knob may be, both ends included; inf switches the clip off
     "exploration": (0.0, 1.0),
     "max_grad_norm": (0.0, float("inf")),
 }
+SEARCH = {"lr": "log:1e-5..1e-2", "q_lambda": "0..1"}  # worth a search where none is named
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("acrobot", "pqn"): Preset("the defaults: CleanRL's PQN, at twice its learning rate"),
     ("cartpole", "rppo"): Preset(f"{OURS}: four times PPO's learning rate", dict(), dict(lr=1e-3)),
     ("cartpole", "es"): Preset(f"the defaults: {OURS}"),
+    ("acrobot", "es"): Preset(f"the defaults: {OURS}"),
     ("pendulum", "sac"): Preset(
         f"{OURS}: small networks and minibatches, a larger step size: a twentieth of the default's work",
         dict(steps=20_000),
