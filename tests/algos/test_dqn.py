@@ -253,20 +253,26 @@ def test_the_smallest_of_all_updates_has_no_nan():
 # --- Memory -----------------------------------------------------------------------------------
 
 
-def test_images_are_kept_as_bytes_and_no_update_copies_the_replay():
+def test_images_are_kept_as_they_come():
+    env, sizes = breakout(), Sizes(num_envs=2, buffer_size=1000)
+    ring = jax.eval_shape(probes.agent_for(env, dqn, sizes).init, jax.random.key(0), Knobs()).replay
+    assert (ring.obs.shape, ring.obs.dtype) == ((500, 10, 10, 4), bool)
+    per_step = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(ring)) / 500
+    assert per_step == 2 * 400 + 4 + 4 + 1 + 1 + 3  # two images, action, reward, both ends, mask
+
+
+def test_no_update_copies_the_replay():
     """What a program needs beyond its state must not grow with the replay, not even for a lone agent."""
-    env, knobs = breakout(), Knobs()
     held, beyond = [], []
-    for buffer in (1000, 5000):
-        sizes = Sizes(num_envs=2, batch_size=4, buffer_size=buffer, prioritised=False, hidden=(4,))
-        agent = probes.agent_for(env, dqn, sizes)
-        recipe = Recipe(agent, env, knobs, env.default_params(), sizes.num_envs, sizes.num_steps)
+    for buffer in (1000, 21_000):
+        sizes = Sizes(num_envs=2, batch_size=4, buffer_size=buffer, hidden=(4,))
+        agent = probes.agent_for(ENV, dqn, sizes)
+        recipe = Recipe(agent, ENV, Knobs(), ENV.default_params(), sizes.num_envs, sizes.num_steps)
         compiled, _ = compile_chunk(recipe, lay_out(tuple(jax.devices()[:1]), 1, sizes.strata))
         memory = compiled.memory_analysis()
         held.append(memory.argument_size_in_bytes)
         beyond.append(memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes)
-    per_step = 2 * 400 + 4 + 4 + 1 + 1 + 3  # two images, action, reward, both ends, mask
-    assert held[1] - held[0] == 4000 * per_step
+    assert held[1] - held[0] == 20_000 * (2 * 8 + 4 + 4 + 1 + 1 + 3)
     assert beyond[1] - beyond[0] < 0.01 * (held[1] - held[0])
 
 
