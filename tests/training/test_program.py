@@ -1,0 +1,45 @@
+"""Programs that put agents into lanes: only values change, wherever the lanes live."""
+
+import jax
+import numpy as np
+import pytest
+
+import probes
+from probes import TINY, agent_for
+from shoal.algos import ppo
+from shoal.mesh.layout import lay_out
+from shoal.population.lanes import identities, leave, stacked
+from shoal.training.program import Recipe, compile_chunk, compile_entry, compile_init, unread
+
+
+@pytest.fixture(scope="module")
+def programs():
+    env = probes.walk()
+    recipe = Recipe(
+        agent_for(env, ppo, TINY), env, ppo.Knobs(), env.default_params(), TINY.num_envs, TINY.num_steps
+    )
+    layout = lay_out(tuple(jax.devices()[:2]), 4, TINY.strata)
+    start = compile_init(recipe, layout)(
+        identities(0, 4, 50, 4), stacked(recipe.knobs, 4), stacked(recipe.env_params, 4)
+    )
+    return recipe, layout, start
+
+
+def test_an_agent_goes_on_in_another_lane_of_the_same_compiled_program(programs):
+    """It leaves a lane on one device, enters one on another, and has the bits of having stayed."""
+    recipe, layout, start = programs
+    (chunk, _), enter = compile_chunk(recipe, layout), compile_entry(recipe, layout)
+    copy = lambda state: jax.tree.map(lambda x, old: jax.device_put(np.array(x), old.sharding), state, start)
+    stayed, _ = chunk(copy(start), np.int32(3))
+    guest = jax.tree.map(np.array, leave(start, 0))
+    moved, _ = chunk(enter(copy(start), np.int32(3), guest), np.int32(3))
+    for lane, source in enumerate((0, 1, 2, 0)):
+        same = lambda a, b, lane=lane, source=source: np.testing.assert_array_equal(a[lane], b[source])
+        jax.tree.map(same, jax.device_get(moved), jax.device_get(stayed))
+
+
+def test_what_no_update_reads_is_told(programs):
+    recipe, *_ = programs
+    assert unread(recipe) == (set(), set())
+    still = recipe.env._replace(step=lambda k, s, a, p: probes.walk().step(k, s, a, recipe.env_params))
+    assert unread(recipe._replace(env=still)) == (set(), {"p_end", "p_cut"})
