@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shoal.ops import priorities, replay
+from shoal.ops import priorities
+from shoal.ops.shuffle import strata
 from shoal.types import WHOLE, Axis
 
 
@@ -27,7 +28,7 @@ def shares(function, size, *leaves):
 
 def chances(priority, size):
     """Each slot's probability per draw: strata alike, within one in proportion."""
-    groups = replay.strata(len(priority), size)
+    groups = strata(len(priority), size)
     within = np.asarray(priority, np.float64).reshape(groups, -1)
     return (within / within.sum(1, keepdims=True) / groups).reshape(np.shape(priority))
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shoal.errors import ShoalError
 from shoal.ops import replay
 from shoal.ops.replay import Index, Steps
+from shoal.ops.shuffle import strata
 from shoal.types import WHOLE, Batch
 
 ENVS, GAMMA = 2, 0.5
@@ -156,7 +157,7 @@ def drawn(envs, slots, minibatches, size, axis=WHOLE, key=0):
     ("envs", "size", "groups"), [(1, 7, 1), (4, 6, 2), (6, 12, 6), (16, 24, 8), (10, 128, 2)]
 )
 def test_every_stratum_has_an_equal_share_of_every_minibatch(envs, size, groups):
-    assert replay.strata(envs, size) == groups
+    assert strata(envs, size) == groups
     index = drawn(envs, 11, 3, size)
     assert index.env.shape == index.slot.shape == (3, size)
     assert np.all((np.asarray(index.slot) >= 0) & (np.asarray(index.slot) < 11))

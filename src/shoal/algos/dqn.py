@@ -18,13 +18,15 @@ import jax.numpy as jnp
 import optax
 
 from shoal.envs.spaces import describe, mask_space, zeros
-from shoal.errors import ShoalError
+from shoal.errors import LARGEST, ShoalError, check_counts
 from shoal.nets import NetMaker, check_layers
 from shoal.ops import priorities, replay
 from shoal.ops.descent import descend
-from shoal.ops.exploration import allowed, annealed, epsilon_greedy, exploration_noise, taken
+from shoal.ops.distributions import allowed
+from shoal.ops.exploration import annealed, epsilon_greedy, exploration_noise, taken
 from shoal.ops.losses import squared_error
 from shoal.ops.replay import Steps
+from shoal.ops.shuffle import strata
 from shoal.types import Agent, Array, Axis, Batch, Discrete, Key, Net, Outputs, Space, Tree
 
 NEEDS = "discrete actions"
@@ -42,7 +44,6 @@ class Knobs(NamedTuple):
     beta: float = 0.4  # where prioritised: exponent of the weights at first; rises linearly to 1
 
 
-LARGEST = float(jnp.finfo(jnp.float32).max)
 RANGES = {  # what a knob may be, both ends included
     "lr": (0.0, LARGEST),
     "gamma": (0.0, 1.0),
@@ -73,16 +74,15 @@ class Sizes:
     activation: str = "relu"
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps", "minibatches", "learning_starts", "target_every", "n_step"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise ShoalError(f"--dqn.{name} {getattr(self, name)} must be from 1 to {2**31 - 1:,}")
+        counts = "num_envs", "num_steps", "minibatches", "learning_starts", "target_every", "n_step"
+        check_counts("dqn", vars(self), *counts)
         check_layers(self.hidden, self.activation)
         replay.check_replay("dqn", self.num_envs, self.num_steps, self.buffer_size, self.batch_size)
 
     @property
     def strata(self) -> int:
-        """Groups that an agent's envs may be divided into; see `ops.replay.strata`."""
-        return replay.strata(self.num_envs, self.batch_size)
+        """Groups that an agent's envs may be divided into; see `ops.shuffle.strata`."""
+        return strata(self.num_envs, self.batch_size)
 
     @property
     def slots(self) -> int:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from shoal.errors import ShoalError
+from shoal.errors import LARGEST, ShoalError, check_counts
 from shoal.nets import ACTIVATIONS, NetMaker, check_layers, house_net
 from shoal.nets.inputs import vector
 from shoal.nets.mlp import Layers, forward
@@ -39,7 +39,6 @@ class Knobs(NamedTuple):
     sigma: float = 0.05  # what is added to, or taken from, every parameter of an env's policy
 
 
-LARGEST = float(jnp.finfo(jnp.float32).max)
 RANGES = {"lr": (0.0, LARGEST), "sigma": (0.0, LARGEST)}  # what a knob may be, both ends included
 SEARCH = {"lr": "log:1e-3..1e-1", "sigma": "log:1e-2..3e-1"}  # worth a search where none is named
 
@@ -55,9 +54,7 @@ class Sizes:
     anneal: bool = True  # lr falls linearly to 0 over the budget
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise ShoalError(f"--es.{name} {getattr(self, name)} must be from 1 to {2**31 - 1:,}")
+        check_counts("es", vars(self), "num_envs", "num_steps")
         if self.num_envs < 2:
             raise ShoalError("--es.num_envs 1 leaves nothing to compare", "use 2 or more, best 32 and up")
         check_layers(self.hidden, self.activation)

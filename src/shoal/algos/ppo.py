@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from shoal.envs.spaces import zeros
-from shoal.errors import ShoalError
+from shoal.errors import LARGEST, check_counts
 from shoal.nets import NetMaker, check_layers
 from shoal.ops.advantages import discounted_sums, gae
 from shoal.ops.bootstrap import values
@@ -42,7 +42,6 @@ class Knobs(NamedTuple):
     max_grad_norm: float = 0.5  # over all parameters together
 
 
-LARGEST = float(jnp.finfo(jnp.float32).max)
 RANGES = {  # what a knob may be, both ends included; inf switches a clip off
     "lr": (0.0, LARGEST),
     "gamma": (0.0, 1.0),
@@ -74,16 +73,14 @@ class Sizes:
     normalize_reward: bool = False  # by the running deviation of the discounted return
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps", "epochs", "minibatches"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise ShoalError(f"--ppo.{name} {getattr(self, name)} must be from 1 to {2**31 - 1:,}")
+        check_counts("ppo", vars(self), "num_envs", "num_steps", "epochs", "minibatches")
         check_layers(self.hidden, self.activation)
         check_minibatches("ppo", self.num_envs, self.num_steps, self.minibatches)
 
     @property
     def strata(self) -> int:
         """Groups that an agent's envs may be divided into; see `ops.shuffle.strata`."""
-        return strata(self.num_envs, self.num_steps, self.minibatches)
+        return strata(self.num_envs, self.num_envs * self.num_steps // self.minibatches)
 
 
 class Params(NamedTuple):

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import optax
 
 from shoal.envs.spaces import describe
-from shoal.errors import ShoalError
+from shoal.errors import LARGEST, ShoalError, check_counts
 from shoal.nets import NetMaker, check_layers
 from shoal.ops.advantages import lambda_returns
 from shoal.ops.bootstrap import values
 from shoal.ops.descent import descend
-from shoal.ops.exploration import allowed, annealed, epsilon_greedy, exploration_noise, taken
+from shoal.ops.distributions import allowed
+from shoal.ops.exploration import annealed, epsilon_greedy, exploration_noise, taken
 from shoal.ops.losses import squared_error
 from shoal.ops.shuffle import check_minibatches, minibatch_rows, strata
 from shoal.types import Agent, Array, Axis, Batch, Discrete, Key, Net, Outputs, Space, Tree
@@ -42,7 +43,6 @@ class Knobs(NamedTuple):
     max_grad_norm: float = 10.0  # over all parameters together
 
 
-LARGEST = float(jnp.finfo(jnp.float32).max)
 RANGES = {  # what a knob may be, both ends included; inf switches the clip off
     "lr": (0.0, LARGEST),
     "gamma": (0.0, 1.0),
@@ -69,16 +69,14 @@ class Sizes:
     anneal: bool = True  # lr falls linearly to 0 over the budget
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps", "epochs", "minibatches"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise ShoalError(f"--pqn.{name} {getattr(self, name)} must be from 1 to {2**31 - 1:,}")
+        check_counts("pqn", vars(self), "num_envs", "num_steps", "epochs", "minibatches")
         check_layers(self.hidden, self.activation)
         check_minibatches("pqn", self.num_envs, self.num_steps, self.minibatches)
 
     @property
     def strata(self) -> int:
         """Groups that an agent's envs may be divided into; see `ops.shuffle.strata`."""
-        return strata(self.num_envs, self.num_steps, self.minibatches)
+        return strata(self.num_envs, self.num_envs * self.num_steps // self.minibatches)
 
 
 class Learner(NamedTuple):

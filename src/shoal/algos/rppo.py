@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from shoal.algos import ppo
 from shoal.algos.ppo import Learner, Params, Policy
 from shoal.envs.spaces import zeros
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, check_counts
 from shoal.nets import NetMaker, check_layers, recurrent
 from shoal.nets.recurrent import RecurrentNet, check_units
 from shoal.ops.advantages import gae
@@ -53,9 +53,7 @@ class Sizes:
     normalize_reward: bool = False  # by the running deviation of the discounted return
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps", "epochs", "minibatches"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise ShoalError(f"--rppo.{name} {getattr(self, name)} must be from 1 to {2**31 - 1:,}")
+        check_counts("rppo", vars(self), "num_envs", "num_steps", "epochs", "minibatches")
         check_layers(self.hidden, self.activation)
         check_units(self.units)
         if left := self.num_envs % self.minibatches:
@@ -70,7 +68,7 @@ class Sizes:
     @property
     def strata(self) -> int:
         """Groups that an agent's envs may be divided into; see `ops.shuffle.strata`."""
-        return strata(self.num_envs, 1, self.minibatches)
+        return strata(self.num_envs, self.num_envs // self.minibatches)
 
 
 class Local(NamedTuple):

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 import optax
 
 from shoal.envs.spaces import zeros
-from shoal.errors import ShoalError
+from shoal.errors import LARGEST, check_counts
 from shoal.nets import NetMaker, check_layers
 from shoal.ops import replay
 from shoal.ops.descent import descend, follow
 from shoal.ops.losses import squared_error
 from shoal.ops.replay import Steps
+from shoal.ops.shuffle import strata
 from shoal.ops.squashed import bounded, squashed, uniform
 from shoal.types import Agent, Array, Axis, Batch, Box, Key, Net, Outputs, Space, Tree
 
@@ -40,7 +41,6 @@ class Knobs(NamedTuple):
     target_entropy: float = -1.0  # nats per entry of the action, whose range counts as -1 … 1
 
 
-LARGEST = float(jnp.finfo(jnp.float32).max)
 RANGES = {  # what a knob may be, both ends included
     "lr": (0.0, LARGEST),
     "gamma": (0.0, 1.0),
@@ -65,16 +65,14 @@ class Sizes:
     activation: str = "relu"
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps", "minibatches", "learning_starts"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise ShoalError(f"--sac.{name} {getattr(self, name)} must be from 1 to {2**31 - 1:,}")
+        check_counts("sac", vars(self), "num_envs", "num_steps", "minibatches", "learning_starts")
         check_layers(self.hidden, self.activation)
         replay.check_replay("sac", self.num_envs, self.num_steps, self.buffer_size, self.batch_size)
 
     @property
     def strata(self) -> int:
-        """Groups that an agent's envs may be divided into; see `ops.replay.strata`."""
-        return replay.strata(self.num_envs, self.batch_size)
+        """Groups that an agent's envs may be divided into; see `ops.shuffle.strata`."""
+        return strata(self.num_envs, self.batch_size)
 
     @property
     def slots(self) -> int:

@@ -19,12 +19,13 @@ import optax
 
 from shoal.algos.sac import both, replayed
 from shoal.envs.spaces import zeros
-from shoal.errors import ShoalError
+from shoal.errors import LARGEST, ShoalError, check_counts
 from shoal.nets import NetMaker, check_layers
 from shoal.ops import replay
 from shoal.ops.descent import descend, follow
 from shoal.ops.losses import squared_error
 from shoal.ops.replay import Steps
+from shoal.ops.shuffle import strata
 from shoal.ops.squashed import bounded, uniform
 from shoal.types import Agent, Array, Axis, Batch, Box, Key, Net, Outputs, Space, Tree
 
@@ -45,7 +46,6 @@ class Knobs(NamedTuple):
     smoothing_clip: float = 0.5  # most of it
 
 
-LARGEST = float(jnp.finfo(jnp.float32).max)
 RANGES = {  # what a knob may be, both ends included
     "lr": (0.0, LARGEST),
     "gamma": (0.0, 1.0),
@@ -71,9 +71,7 @@ class Sizes:
     activation: str = "relu"
 
     def __post_init__(self) -> None:
-        for name in ("num_envs", "num_steps", "minibatches", "delay", "learning_starts"):
-            if not 1 <= getattr(self, name) < 2**31:
-                raise ShoalError(f"--td3.{name} {getattr(self, name)} must be from 1 to {2**31 - 1:,}")
+        check_counts("td3", vars(self), "num_envs", "num_steps", "minibatches", "delay", "learning_starts")
         if rest := self.minibatches % self.delay:
             raise ShoalError(
                 f"minibatches = {self.minibatches} is not divisible by delay = {self.delay}",
@@ -84,8 +82,8 @@ class Sizes:
 
     @property
     def strata(self) -> int:
-        """Groups that an agent's envs may be divided into; see `ops.replay.strata`."""
-        return replay.strata(self.num_envs, self.batch_size)
+        """Groups that an agent's envs may be divided into; see `ops.shuffle.strata`."""
+        return strata(self.num_envs, self.batch_size)
 
     @property
     def slots(self) -> int:

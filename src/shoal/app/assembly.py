@@ -49,6 +49,7 @@ class Assembled(NamedTuple):
     recipe: program.Recipe
     plan: loop.Plan
     axes: tuple[Axis, ...]  # what differs between agents
+    learner: Any  # the shapes of one agent's, what is kept per env being that of one
 
     @property
     def max_steps(self) -> int:
@@ -85,7 +86,10 @@ def assemble(settings: Settings) -> Assembled:
     )
     if axes := sweep.axes(settings, env.default_params()):
         sweep.refuse_idle(axes, *program.unread(recipe), train.algo)
-    made = Assembled(settings, devices, env, env_params, knobs, sizes, agent, layout, recipe, plan, axes)
+    learner = jax.eval_shape(agent.init, jax.random.key(0), knobs)
+    made = Assembled(
+        settings, devices, env, env_params, knobs, sizes, agent, layout, recipe, plan, axes, learner
+    )
     refuse_too_large(made, _least_bytes(made))
     return made
 
@@ -106,12 +110,14 @@ def starting(made: Assembled, agents: Any) -> tuple[Tree, Tree]:
     """Knobs and env params that agents start with, by their numbers [lanes]; leaves are led by lanes."""
     knobs, env_params = stacked(made.knobs, len(agents)), stacked(made.env_params, len(agents))
     seeds: Any = np.full(len(agents), made.settings.train.seed, np.uint32)
-    for axis in made.axes:
-        values = np.asarray(jax.vmap(functools.partial(search.drawn, axis))(seeds, agents))
-        tree = env_params if axis.of_env else knobs
-        tree = tree._replace(**{axis.field: values.astype(getattr(tree, axis.field).dtype)})
-        knobs, env_params = (knobs, tree) if axis.of_env else (tree, env_params)
-    return knobs, env_params
+
+    def drawn(tree: Any, axes: list[Axis]) -> Any:
+        draw = lambda axis: np.asarray(jax.vmap(functools.partial(search.drawn, axis))(seeds, agents))
+        return tree._replace(**{a.field: draw(a).astype(getattr(tree, a.field).dtype) for a in axes})
+
+    of_env = [axis for axis in made.axes if axis.of_env]
+    knobs = drawn(knobs, [axis for axis in made.axes if not axis.of_env])
+    return knobs, drawn(env_params, of_env) if of_env else env_params  # params need not be a NamedTuple
 
 
 def _load_env(settings: Settings) -> tuple[Env, Tree]:
@@ -149,15 +155,10 @@ def refuse_too_large(made: Assembled, needed: int) -> None:
 
 def _least_bytes(made: Assembled) -> int:
     """What the population's learners and envs take, whatever the program adds; known before compiling."""
-    envs, learner = made.recipe.num_envs, _learner_of(made)
+    envs, learner = made.recipe.num_envs, made.learner
     world = jax.eval_shape(made.env.reset, jax.random.key(0), made.env_params)
     per_env = learner.local, learner.replay, world
     return made.layout.lanes * (size(learner._replace(local=(), replay=())) + envs * size(per_env))
-
-
-def _learner_of(made: Assembled) -> Any:
-    """The shapes of one agent's learner, what is kept per env being that of one."""
-    return jax.eval_shape(made.agent.init, jax.random.key(0), made.knobs)
 
 
 def size(tree: Tree) -> int:
@@ -172,7 +173,7 @@ def planned(made: Assembled, bytes_predicted: int, notes: tuple[str, ...] = ()) 
         notes = (*notes, f"{layout.lanes - plan.agents} padding lanes, so that devices divide the agents")
     if not made.env.time_limit:
         notes = (*notes, f"no time limit: evaluation episodes are cut after {made.max_steps:,} steps")
-    if rings := jax.tree.leaves(_learner_of(made).replay):
+    if rings := jax.tree.leaves(made.learner.replay):
         envs = made.recipe.num_envs
         steps, total = envs * rings[0].shape[0], text.size(layout.lanes * envs * size(rings))
         notes = (*notes, f"replay: {steps:,} steps per agent, {total} for all")
@@ -291,12 +292,16 @@ def use_compile_cache() -> None:
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def cache_home() -> Path:
+    """Where Shoal keeps what it can make again; RuntimeError where there is no home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal"
+
+
 @functools.cache  # asked, and complained about, once
 def _cache_folder() -> str | None:
     """Where compiled programs are kept; None where nothing can be written."""
     try:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = Path(home) / "shoal" / "jax"
+        folder = cache_home() / "jax"
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return str(folder)

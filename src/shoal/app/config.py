@@ -15,12 +15,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NewType
 
-from shoal.errors import ShoalError
+from shoal.errors import INT32, LARGEST, ShoalError
 
 Tables = Mapping[str, Mapping[str, Any]]  # settings by group: "train", the algorithm's name, "env"
 Duration = NewType("Duration", float)  # seconds; written 90, "90s", "10m" or "2h"
-INT32 = 2**31 - 1  # what is counted on the device
-LARGEST_FLOAT = (2 - 2**-23) * 2.0**127  # of 32 bits
 MOST_DEVICES = 1024  # of one process
 
 
@@ -302,7 +300,7 @@ def _kind_of(value: Any) -> type:
 
 def _like(name: str, default: Any, value: Any) -> Any:
     """`value` with the dtype of `default`: a Python number among arrays would compile anew."""
-    largest = LARGEST_FLOAT if isinstance(value, float) else INT32
+    largest = LARGEST if isinstance(value, float) else INT32
     if isinstance(value, int | float) and math.isfinite(value) and abs(value) > largest:
         raise ShoalError(f"{flag(name)} {show_value(value)} is too large: at most {largest:g} fits 32 bits")
     return default.dtype.type(value) if hasattr(default, "dtype") else value

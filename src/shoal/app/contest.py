@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from shoal.app.assembly import cache_home
 from shoal.errors import ShoalError
 from shoal.mesh.devices import cores
 
@@ -87,8 +88,7 @@ def contestants() -> tuple[list[Contestant], list[str]]:
 
 def peer_folder(name: str) -> Path:
     """The venv of a peer, apart from all others."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "shoal" / "peers" / name
+    return cache_home() / "peers" / name
 
 
 def install_peers(say: Say) -> None:

@@ -44,11 +44,6 @@ class Spec(NamedTuple):
     ends: tuple[float, float] | None  # of a range, else None
     values: tuple[str, ...]  # of a list, still as text
 
-    @property
-    def text(self) -> str:
-        ends = "log:" * self.log + "..".join(map(show_value, self.ends)) if self.ends else ""
-        return f"{self.name}={ends or ','.join(self.values)}"
-
 
 def written(sweep: str | Iterable[str] | Mapping[str, Any]) -> tuple[str, ...]:
     """A sweep as the command line has it; in Python it may be a dict of ranges as text and of lists."""

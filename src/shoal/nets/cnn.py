@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from shoal.errors import ShoalError
 from shoal.nets import ACTIVATIONS, HIDDEN_GAIN
 from shoal.nets.inputs import image, image_shape, vector, vector_size
-from shoal.nets.mlp import Layers, Normed, forward, normalised, stack
+from shoal.nets.mlp import Layers, forward, normalised, normed, stack
 from shoal.ops.init import orthogonals
 from shoal.types import Array, Key, Net, Params, Space, Tree
 
@@ -80,8 +80,7 @@ def make(
         weights = orthogonals(conv_key, shapes, (HIDDEN_GAIN,) * len(plan))
         layers: Layers = tuple(_convolution(weight, layer[2]) for weight, layer in zip(weights, plan))
         if layer_norm:
-            zeros = [jnp.zeros((layer[0],), jnp.float32) for layer in plan]
-            layers = tuple(Normed(layer, 1 + zero, zero) for layer, zero in zip(layers, zeros))
+            layers = normed(layers, [layer[0] for layer in plan])
         return ConvNet(layers, stack(head_key, features, hidden, outputs, scale, layer_norm))
 
     def apply(params: Params, obs: Tree) -> Array:

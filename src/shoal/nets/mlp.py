@@ -4,6 +4,7 @@ With activations as [features, rows] the weight gradient is a product of contigu
 CPU backend runs up to twice as fast (docs/adr/0002). A few rows, as in acting, are best left rows-first.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -46,10 +47,13 @@ def stack(
     sizes = (inputs, *hidden, outputs)
     gains = (HIDDEN_GAIN,) * len(hidden) + (scale,)
     *inner, last = map(linear, orthogonals(key, list(zip(sizes[1:], sizes[:-1])), gains))
-    if layer_norm:
-        zeros = [jnp.zeros((units,), jnp.float32) for units in hidden]
-        return (*(Normed(layer, 1 + zero, zero) for layer, zero in zip(inner, zeros)), last)
-    return (*inner, last)
+    return (*(normed(inner, hidden) if layer_norm else inner), last)
+
+
+def normed(layers: Sequence[Any], units: Sequence[int]) -> Layers:
+    """Layers whose outputs are normalised over their units."""
+    zeros = [jnp.zeros((number,), jnp.float32) for number in units]
+    return tuple(Normed(layer, 1 + zero, zero) for layer, zero in zip(layers, zeros))
 
 
 def forward(layers: Layers, x: Array, activation: str) -> Array:

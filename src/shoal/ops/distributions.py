@@ -16,6 +16,20 @@ from shoal.types import Array, Box, Discrete, Key, MultiDiscrete, Space, Tree, i
 FORBIDDEN = -1e9  # the logit of a masked action: zero probability, yet finite, so that gradients are
 
 
+def allowed(numbers: Array, mask: Array | None) -> Array:
+    """Logits or values [..., A] with those of forbidden actions far below all others."""
+    return numbers if mask is None else jnp.where(mask, numbers, FORBIDDEN)
+
+
+def picked(table: Array, action: Array) -> Array:
+    """One action's entry per row [...] of a table [A, ...]: compared, not gathered.
+
+    Cheap for few actions, and fast in reverse on every backend.
+    """
+    number = jnp.arange(table.shape[0], dtype=jnp.int32).reshape(-1, *(1,) * action.ndim)
+    return jnp.sum(jnp.where(number == action, table, 0.0), 0)
+
+
 class Distribution(NamedTuple):
     """Over one action space. `mask` is True where an action is allowed, or None.
 
@@ -46,9 +60,6 @@ def _categorical(space: Discrete | MultiDiscrete) -> Distribution:
     cuts = np.cumsum(sizes)[:-1].tolist()
     single = isinstance(space, Discrete)
 
-    def allowed(outputs: Array, mask: Array | None) -> Array:
-        return outputs if mask is None else jnp.where(mask, outputs, FORBIDDEN)
-
     def split(x: Array, axis: int) -> list[Array]:
         return [x] if single else jnp.split(x, cuts, axis)
 
@@ -68,12 +79,7 @@ def _categorical(space: Discrete | MultiDiscrete) -> Distribution:
 
     def log_prob(outputs, free, mask, sample):
         picks = [sample] if single else [sample[..., i] for i in range(len(sizes))]
-
-        def at(part, pick):  # compared, not gathered: cheap for few actions, fast in reverse everywhere
-            number = jnp.arange(part.shape[0], dtype=jnp.int32).reshape(-1, *(1,) * pick.ndim)
-            return jnp.sum(jnp.where(number == pick, part, 0.0), 0)
-
-        return sum(at(part, pick) for part, pick in zip(log_probs(outputs, mask), picks))
+        return sum(picked(part, pick) for part, pick in zip(log_probs(outputs, mask), picks))
 
     def entropy(outputs, free, mask):
         return sum(-jnp.sum(jnp.exp(part) * part, 0) for part in log_probs(outputs, mask))

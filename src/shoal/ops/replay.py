@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from shoal.errors import ShoalError
-from shoal.ops.shuffle import MOST_STRATA
+from shoal.errors import ShoalError, check_counts
+from shoal.ops.shuffle import strata
 from shoal.types import Array, Axis, Batch, Key, Tree
 
 
@@ -95,9 +95,7 @@ def n_step(replay: Steps, index: Index, written: Array, steps: int, gamma: Array
 
 def check_replay(group: str, num_envs: int, num_steps: int, buffer_size: int, batch_size: int) -> None:
     """ShoalError unless a ring per env holds `buffer_size` steps in all, and a rollout fits into it."""
-    for name, value in (("buffer_size", buffer_size), ("batch_size", batch_size)):
-        if not 1 <= value < 2**31:
-            raise ShoalError(f"--{group}.{name} {value} must be from 1 to {2**31 - 1:,}")
+    check_counts(group, dict(buffer_size=buffer_size, batch_size=batch_size), "buffer_size", "batch_size")
     if rest := buffer_size % num_envs:
         raise ShoalError(
             f"buffer_size = {buffer_size} is not divisible by num_envs = {num_envs}",
@@ -109,15 +107,6 @@ def check_replay(group: str, num_envs: int, num_steps: int, buffer_size: int, ba
             f"buffer_size = {buffer_size}",
             f"use --{group}.buffer_size {num_envs * num_steps} or more",
         )
-
-
-def strata(num_envs: int, batch_size: int) -> int:
-    """Groups of envs that are drawn from apart, each with an equal share in every minibatch.
-
-    As `ops.shuffle.strata`: devices divide them, so rows never cross devices and placement changes no draw.
-    """
-    fits = (s for s in range(min(num_envs, MOST_STRATA), 0, -1) if num_envs % s == 0)
-    return next(s for s in fits if batch_size % s == 0)
 
 
 def per_stratum(key: Key, num_envs: int, batch_size: int, axis: Axis) -> tuple[Array, Key, int, int]:

@@ -71,13 +71,12 @@ def check_minibatches(group: str, num_envs: int, num_steps: int, minibatches: in
         )
 
 
-def strata(num_envs: int, num_steps: int, minibatches: int) -> int:
-    """Groups of envs that are shuffled apart, each with an equal share in every minibatch.
+def strata(num_envs: int, rows: int) -> int:
+    """Groups of envs that are shuffled or drawn from apart, each with an equal share of a minibatch's rows.
 
     Devices divide strata, so rows never cross devices, and where envs live does not change minibatches.
     """
-    fits = (s for s in range(min(num_envs, MOST_STRATA), 0, -1) if num_envs % s == 0)
-    return next(s for s in fits if num_steps * num_envs // s % minibatches == 0)
+    return max(s for s in range(1, min(num_envs, MOST_STRATA) + 1) if num_envs % s == rows % s == 0)
 
 
 def minibatch_rows(
@@ -87,7 +86,7 @@ def minibatch_rows(
 
     Every epoch visits every row once, in an order of its own. num_envs counts the envs of all shares.
     """
-    groups = strata(num_envs, num_steps, minibatches) // axis.size  # on this share
+    groups = strata(num_envs, num_envs * num_steps // minibatches) // axis.size  # on this share
     envs = num_envs // axis.size // groups  # per stratum
     stratum = jnp.arange(groups, dtype=jnp.int32)
 

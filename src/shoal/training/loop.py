@@ -92,21 +92,9 @@ def train(
     tally = tally._replace(total=plan.updates)
     pending: dict[str, Any] | None = None
     while tally.updates < plan.updates and not stop:
-        started = time.perf_counter()
         number = pace.next(tally.updates)
-        state, metrics = chunk(state, np.int32(number))
-        if pending is not None:
-            store.rows(pending)
-        wrote = time.perf_counter()
-        metrics = {name: np.asarray(x)[: plan.agents] for name, x in jax.device_get(metrics).items()}
-        seconds = time.perf_counter() - started
+        state, tally, metrics, seconds = _timed(plan, chunk, state, tally, number, pending, store)
         pace.took(number, seconds)
-        tally = tally._replace(
-            updates=tally.updates + number,
-            agent_updates=tally.agent_updates + int(metrics["updates"].sum()),
-            train_s=tally.train_s + seconds,
-            write_s=tally.write_s + (wrote - started if pending is not None else 0.0),
-        )
         who = jax.tree.map(lambda x: np.array(x)[: plan.agents], state.identity)
         before, active = active, who.active
         pending, progress = _chunk_row(plan, tally, number, seconds, metrics, who)
@@ -121,18 +109,18 @@ def train(
                 store.rows(pending)
                 _save(store, state, tally, listen)
                 raise
-        if select and tally.updates % plan.select_every == 0 and tally.updates < plan.updates:
+        if select and _due(plan.select_every, tally, plan):
             state, tally, replaced, event = select(state, tally)
             store.lineage(replaced)
             listen(event)
             active = np.array(state.identity.active)[: plan.agents]
-        if plan.eval_every and tally.updates % plan.eval_every == 0 and tally.updates < plan.updates:
+        if _due(plan.eval_every, tally, plan):
             tally, columns = evaluated(plan, evaluate, state, tally, store, varied)
             returns = columns["return_mean"]
             listen(events.Evaluated(tally.updates, tally.updates * plan.steps_per_update, returns))
-            _check_return(plan, _mean(returns), stop)
+            _check_return(plan, returns, stop)
         elif not plan.eval_every:
-            _check_return(plan, _mean(progress.returns), stop)
+            _check_return(plan, progress.returns, stop)
         _check_time(plan, tally, active, stop)
         if time.perf_counter() - saved_at > plan.checkpoint_every or tally.best_updates == tally.updates:
             store.rows(pending)
@@ -145,6 +133,29 @@ def train(
         store.rows(pending)
         tally = _save(store, state, tally, listen)
     return state, tally
+
+
+def _timed(plan: Plan, chunk, state: AgentState, tally: Tally, number: int, pending, store: Store):
+    """Run a chunk, and write the rows of the one before while it runs: state, tally, metrics [P], seconds."""
+    started = time.perf_counter()
+    state, metrics = chunk(state, np.int32(number))
+    if pending is not None:
+        store.rows(pending)
+    wrote = time.perf_counter()
+    metrics = {name: np.asarray(x)[: plan.agents] for name, x in jax.device_get(metrics).items()}
+    seconds = time.perf_counter() - started
+    tally = tally._replace(
+        updates=tally.updates + number,
+        agent_updates=tally.agent_updates + int(metrics["updates"].sum()),
+        train_s=tally.train_s + seconds,
+        write_s=tally.write_s + (wrote - started if pending is not None else 0.0),
+    )
+    return state, tally, metrics, seconds
+
+
+def _due(every: int, tally: Tally, plan: Plan) -> bool:
+    """Whether what happens every so many updates does now; nothing does at the end. 0 = never."""
+    return bool(every) and tally.updates % every == 0 and tally.updates < plan.updates
 
 
 def _hooked(hook: Hook, progress: events.Progress, state: AgentState) -> AgentState:
@@ -277,7 +288,8 @@ def _mean(returns: np.ndarray) -> float:
     return float(seen.mean()) if seen.size else float("-inf")
 
 
-def _check_return(plan: Plan, score: float, stop: Stop) -> None:
+def _check_return(plan: Plan, returns: np.ndarray, stop: Stop) -> None:
+    score = _mean(returns)
     if plan.stop_at is not None and score >= plan.stop_at:
         stop.ask(f"mean return {score:.4g} reached {plan.stop_at:g}", complete=True)
 

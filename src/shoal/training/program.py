@@ -93,15 +93,21 @@ def compile_selection(
 
     Agents cross devices here, by XLA's own collectives: no other program may be in flight.
     """
-    state = abstract_state(recipe, layout)
+    select = lambda state, updates: pbt.select(axes, updates, state)
+    updates = jax.ShapeDtypeStruct((), jnp.int32)
     everywhere = NamedSharding(layout.mesh, PartitionSpec())
+    return _changing(select, recipe, layout, updates, beside=(everywhere,))
 
-    def select(state, updates):
-        return pbt.select(axes, updates, state)
 
-    shardings = jax.tree.map(lambda x: x.sharding, state), everywhere
-    jitted = jax.jit(select, donate_argnums=0, out_shardings=shardings)
-    return jitted.lower(state, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+def _changing(function: Callable, recipe: Recipe, layout: Layout, *arguments: Any, beside: tuple = ()) -> Any:
+    """Compile (state, *arguments) → state, placed as it was and donated.
+
+    `beside` has the shardings of what is returned along with it.
+    """
+    state = abstract_state(recipe, layout)
+    shardings = jax.tree.map(lambda x: x.sharding, state)
+    out = (shardings, *beside) if beside else shardings
+    return jax.jit(function, donate_argnums=0, out_shardings=out).lower(state, *arguments).compile()
 
 
 def compile_refill(
@@ -116,11 +122,8 @@ def compile_refill(
     def refill(state, lanes, *arguments):
         return lanes_of.refill(pbt.counted_anew(state), lanes, fresh(*arguments))
 
-    state = abstract_state(recipe, layout)
-    shardings = jax.tree.map(lambda x: x.sharding, state)
-    jitted = jax.jit(refill, donate_argnums=0, out_shardings=shardings)
     lanes = jax.ShapeDtypeStruct((layout.lanes,), bool)
-    return jitted.lower(state, lanes, *_init_arguments(recipe, layout)).compile()
+    return _changing(refill, recipe, layout, lanes, *_init_arguments(recipe, layout))
 
 
 def compile_scores(recipe: Recipe, layout: Layout) -> Callable[[AgentState], jax.Array]:
@@ -133,11 +136,9 @@ def compile_entry(recipe: Recipe, layout: Layout) -> Callable[[AgentState, np.in
 
     The state given is donated; whoever shall stay is taken out first, with `lanes.leave`.
     """
-    state = abstract_state(recipe, layout)
-    shardings = jax.tree.map(lambda x: x.sharding, state)
-    newcomer = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
-    jitted = jax.jit(lanes_of.enter, donate_argnums=0, out_shardings=shardings)
-    return jitted.lower(state, jax.ShapeDtypeStruct((), jnp.int32), newcomer).compile()
+    shape = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+    newcomer = jax.tree.map(shape, abstract_state(recipe, layout))
+    return _changing(lanes_of.enter, recipe, layout, jax.ShapeDtypeStruct((), jnp.int32), newcomer)
 
 
 def unread(recipe: Recipe) -> tuple[set[str], set[str]]:
