@@ -235,6 +235,14 @@ def alone(env: Env, algo: Any, sizes: Any, knobs: Any) -> AgentState:
     return jax.jit(init)(identities(0, 1, BUDGET, 1), stacked(knobs, 1), stacked(env.default_params(), 1))
 
 
+def wide(state: AgentState) -> AgentState:
+    """The state in float64, but for what the update number becomes; x64 has to be on."""
+    doubled = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, state)
+    if "progress" not in state.learner._fields:
+        return doubled
+    return doubled._replace(learner=doubled.learner._replace(progress=state.learner.progress))
+
+
 def placed(env: Env, algo: Any, sizes: Any, state: AgentState, shards: int, updates: int = 3):
     """State and metrics of one agent after `updates`, its envs split over `shards` devices."""
     layout, agent = lay_out(tuple(jax.devices()[:shards]), 1, sizes.strata), agent_for(env, algo, sizes)

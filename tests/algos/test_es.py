@@ -235,9 +235,8 @@ def test_networks_whose_layers_are_not_known_are_refused():
     es.make(image, Discrete(2), SIZES, plain)
 
 
-def test_every_knob_has_a_range_that_holds_its_default():
-    assert set(es.RANGES) == set(es.SEARCH) == set(Knobs._fields)
-    assert all(low <= value <= high for value, (low, high) in zip(Knobs(), es.RANGES.values()))
+def test_every_knob_is_worth_a_search():
+    assert set(es.SEARCH) == set(Knobs._fields)
 
 
 def test_the_carry_of_a_fresh_episode_is_begun_by_its_first_step():

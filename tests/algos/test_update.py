@@ -111,8 +111,7 @@ def test_four_devices_equal_one_in_float64_to_1e_9():
     """Same global batch, same parameters: statistics, shuffles and sums do not see the devices."""
     start = jax.tree.map(lambda x: x[:1], probes.start(probes.knobs()))
     with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, start)
-        wide = wide._replace(learner=wide.learner._replace(progress=start.learner.progress))
+        wide = probes.wide(start)
         one, four = (probes.placed(tiny().env, ppo, TINY, wide, shards) for shards in (1, 4))
         assert one[0].learner.params.actor[0].weight.dtype == jnp.float64
         close(one, four, rtol=1e-9, atol=1e-9)

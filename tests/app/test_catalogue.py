@@ -80,3 +80,11 @@ def test_a_network_is_a_function():
     assert callable(catalogue.load_net("my_env:make"))
     with pytest.raises(ShoalError, match="module:make"):
         catalogue.load_net("mpl")
+
+
+@pytest.mark.parametrize("name", catalogue.ALGOS)
+def test_every_knob_has_a_range_that_holds_its_default(name):
+    algo = catalogue.load_algo(name)
+    knobs = algo.Knobs()._asdict()
+    assert set(algo.RANGES) == set(knobs)
+    assert all(low <= knobs[name] <= high for name, (low, high) in algo.RANGES.items())
