@@ -52,7 +52,7 @@ def grown(agent=AGENT):
     """A learner whose network has opinions, and whose target network has others."""
     learner = jax.jit(agent.init)(jax.random.key(0), Knobs(gamma=0.9))
     rng = np.random.default_rng(0)
-    stir = lambda tree: jax.tree.map(lambda x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32), tree)
+    stir = lambda tree: jax.tree.map(lambda x: x + rng.normal(size=x.shape).astype(np.float32), tree)
     return learner._replace(params=stir(learner.params), target=stir(learner.target))
 
 
@@ -241,9 +241,14 @@ def test_two_devices_equal_one_in_float64_to_1e_9(history, sizes):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9), one, two)
 
 
+def test_more_steps_than_are_kept_make_no_return():
+    with pytest.raises(ShoalError, match="n_step = 9 is more than the 8 steps kept per env"):
+        changed(n_step=9)
+
+
 def test_the_smallest_of_all_updates_has_no_nan():
     one = dict.fromkeys(("num_envs", "num_steps", "minibatches", "batch_size", "buffer_size"), 1)
-    sizes = changed(**one, learning_starts=1, target_every=1, n_step=3)
+    sizes = changed(**one, learning_starts=1, target_every=1, n_step=1)
     state, metrics = probes.train(ENV, dqn, sizes, Knobs(), 3, 1)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state.learner, metrics)))
     assert np.all(metrics["value_loss"] > 0)
@@ -297,3 +302,9 @@ def test_a_buffer_that_does_not_fit_names_one_that_would():
 def test_actions_that_are_not_discrete_are_refused(space):
     with pytest.raises(ShoalError, match="dqn needs discrete actions, not"):
         dqn.make(Box(-1, 1, (2,)), space, SMALL, house_net("auto", (8,), "relu"))
+
+
+def test_unknown_first_weights_name_the_nearest():
+    with pytest.raises(ShoalError, match="no init is called 'lecum'") as error:
+        Sizes(init="lecum")
+    assert "did you mean lecun? use orthogonal, lecun" in error.value.hint

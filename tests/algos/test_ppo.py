@@ -11,6 +11,7 @@ from probes import TINY, lane, tiny
 from shoal.algos import ppo
 from shoal.algos.ppo import Knobs, Learner, Local, Sizes
 from shoal.errors import ShoalError
+from shoal.nets import house_net
 from shoal.ops.statistics import Moments, no_moments
 from shoal.rollout import device
 from shoal.types import WHOLE, Batch
@@ -73,7 +74,7 @@ def test_the_first_ratio_is_1_although_the_statistics_have_moved_on(prepared, gr
 
 def plain_loss(params, learner, data, rows, clip_value):
     """Mean over the minibatch, as the paper and its most read implementation write it."""
-    actor, critic = (probes.house_net("auto", TINY.hidden, "tanh")(ENV.obs_space(()), n, 1.0) for n in (3, 1))
+    actor, critic = (house_net("auto", TINY.hidden, "tanh")(ENV.obs_space(()), n, 1.0) for n in (3, 1))
     knobs, index = learner.knobs, rows.index
     obs, target, old = data.obs[index], data.target[index], data.value[index]
     logits = jnp.where(data.mask[index], actor.apply(params.actor, obs), -jnp.inf)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shoal.errors import ShoalError
 from shoal.nets.inputs import has_images, image, image_shape, vector, vector_size
 from shoal.types import Box, Discrete, MultiDiscrete
 
@@ -62,7 +63,7 @@ def test_two_images_of_one_size_become_channels_of_one():
 
 
 def test_images_of_two_sizes_are_refused():
-    with pytest.raises(ValueError, match="one size"):
+    with pytest.raises(ShoalError, match="one size"):
         image_shape({"a": Box(0.0, 1.0, (3, 3, 2)), "b": Box(0.0, 1.0, (4, 4, 1))})
 
 

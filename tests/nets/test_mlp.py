@@ -90,6 +90,20 @@ def test_auto_takes_a_cnn_where_an_image_is_observed():
     assert params("mlp", image)[0].weight.shape == (4, 16)
 
 
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_first_weights_are_drawn_as_asked(kind):
+    image = Box(0, 255, (4, 4, 1), np.uint8)
+    made = lambda init: house_net(kind, (32,), "relu", init=init)(image, 2, 1.0).init(jax.random.key(0))
+    orthogonal, lecun = made("orthogonal"), made("lecun")
+    assert jax.tree.structure(orthogonal) == jax.tree.structure(lecun)
+    first = lambda params: (params if kind == "mlp" else params.convolutions)[0].weight
+    wide = first(orthogonal).reshape(first(orthogonal).shape[0], -1)
+    square = wide @ wide.T if wide.shape[0] <= wide.shape[1] else wide.T @ wide
+    np.testing.assert_allclose(square, 2.0 * np.eye(len(square)), atol=1e-4)
+    spread = float(jnp.std(first(lecun))) * np.sqrt(wide.shape[1])
+    assert 0.8 < spread < 1.2
+
+
 def test_an_unknown_network_is_named():
     with pytest.raises(ShoalError, match="no network is called 'transformer'"):
         house_net("transformer", (4,), "relu")

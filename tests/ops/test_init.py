@@ -1,11 +1,11 @@
-"""Orthogonal weights without LAPACK."""
+"""First weights: orthogonal ones without LAPACK, and LeCun's."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shoal.ops.init import orthogonal, orthogonals
+from shoal.ops.init import lecun_normals, orthogonal, orthogonals
 
 SHAPES = [(64, 4), (2, 64), (32, 32), (1, 8), (8, 1), (1, 1), (16, 4, 3, 3), (8, 2, 2, 2)]
 
@@ -48,3 +48,22 @@ def test_signs_are_symmetric():
     x = jax.jit(jax.vmap(lambda key: orthogonal(key, (4, 4))))(jax.random.split(jax.random.key(0), 2000))
     assert np.all(np.abs(np.mean(x, 0)) < 5 * 0.5 / np.sqrt(2000))
     np.testing.assert_allclose(np.mean(np.square(x), 0), 0.25, atol=0.03)
+
+
+def test_lecun_weights_have_variance_scale_squared_over_inputs_and_no_tails():
+    shapes, scales = [(300, 40), (64, 4, 5, 5)], [1.0, 3.0]
+    for x, shape, scale in zip(lecun_normals(jax.random.key(0), shapes, scales), shapes, scales):
+        assert (x.shape, x.dtype) == (shape, jnp.float32)
+        unit = np.asarray(x, np.float64) * np.sqrt(np.prod(shape[1:])) / scale
+        np.testing.assert_allclose(np.var(unit), 1.0, rtol=0.06)
+        assert np.max(np.abs(unit)) < 2.0 / 0.8796
+        assert abs(np.mean(unit)) < 0.06
+
+
+def test_lecun_weights_are_the_default_of_flax():
+    nn = pytest.importorskip("flax.linen")
+    theirs = nn.initializers.lecun_normal()(jax.random.key(1), (40, 300), jnp.float32)
+    (ours,) = lecun_normals(jax.random.key(0), [(300, 40)], [1.0])
+    np.testing.assert_allclose(
+        np.quantile(ours, [0.05, 0.5, 0.95]), np.quantile(theirs, [0.05, 0.5, 0.95]), atol=0.015
+    )

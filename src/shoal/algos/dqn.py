@@ -3,7 +3,8 @@
 Double: the online network chooses the action that the target network values (van Hasselt et al. 2016,
 arXiv:1509.06461, eq. 4). Dueling: values and advantages (Wang et al. 2016, arXiv:1511.06581, eq. 9). n-step
 returns (Sutton 1988). Prioritised replay (Schaul et al. 2016, arXiv:1511.05952, algorithm 1), with new
-priorities from each minibatch once it has been learned from. Sizes are CleanRL's for classic control.
+priorities from each minibatch once it has been learned from. Sizes are CleanRL's for classic control,
+and first weights those of its JAX version.
 Differs: an update is `num_envs * num_steps` env steps and then `minibatches` gradient steps, all drawn before
 the first; the dueling streams part at the last layer; the error is squared, not clipped; truncated steps
 bootstrap from their true final observation; forbidden actions are neither taken nor bootstrapped from.
@@ -53,6 +54,7 @@ RANGES = {  # what a knob may be, both ends included
     "alpha": (0.0, 1.0),
     "beta": (0.0, 1.0),
 }
+SEARCH = {"lr": "log:1e-5..1e-2", "epsilon_end": "log:1e-3..1e-1"}  # worth a search where none is named
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,15 @@ class Sizes:
     prioritised: bool = False  # replay in proportion to the last error
     hidden: tuple[int, ...] = (120, 84)
     activation: str = "relu"
+    init: str = "lecun"  # first weights: lecun or orthogonal
 
     def __post_init__(self) -> None:
         counts = "num_envs", "num_steps", "minibatches", "learning_starts", "target_every", "n_step"
         check_counts("dqn", vars(self), *counts)
-        check_layers(self.hidden, self.activation)
+        check_layers(self.hidden, self.activation, self.init)
         replay.check_replay("dqn", self.num_envs, self.num_steps, self.buffer_size, self.batch_size)
+        if self.n_step > self.slots:
+            raise ShoalError(f"n_step = {self.n_step} is more than the {self.slots} steps kept per env")
 
     @property
     def strata(self) -> int:

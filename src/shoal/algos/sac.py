@@ -48,6 +48,7 @@ RANGES = {  # what a knob may be, both ends included
     "alpha": (1e-8, LARGEST),
     "target_entropy": (-LARGEST, math.log(2)),  # the most there is: that of uniform actions
 }
+SEARCH = {"lr": "log:1e-4..1e-2", "tau": "log:1e-3..1e-1"}  # worth a search where none is named
 
 
 @dataclass(frozen=True)

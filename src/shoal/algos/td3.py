@@ -54,6 +54,7 @@ RANGES = {  # what a knob may be, both ends included
     "smoothing": (0.0, LARGEST),
     "smoothing_clip": (0.0, math.inf),
 }
+SEARCH = {"lr": "log:1e-4..1e-2", "exploration": "log:1e-2..1"}  # worth a search where none is named
 
 
 @dataclass(frozen=True)

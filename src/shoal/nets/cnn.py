@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from shoal.errors import ShoalError
-from shoal.nets import ACTIVATIONS, HIDDEN_GAIN
+from shoal.nets import ACTIVATIONS, INITS
 from shoal.nets.inputs import image, image_shape, vector, vector_size
 from shoal.nets.mlp import Layers, forward, normalised, normed, stack
-from shoal.ops.init import orthogonals
 from shoal.types import Array, Key, Net, Params, Space, Tree
 
 SMALL = ((16, 3, 1),)  # (channels, kernel, stride) of each layer
@@ -62,6 +61,7 @@ def make(
     hidden: tuple[int, ...],
     activation: str,
     layer_norm: bool = False,
+    init: str = "orthogonal",
 ) -> Net:
     """Convolutions over the images, then `hidden` layers over their features and all other leaves.
 
@@ -73,15 +73,16 @@ def make(
     features = others + plan[-1][0] * _final_area(height, width, plan)
     act = ACTIVATIONS[activation]
 
-    def init(key: Key) -> Params:
+    def first(key: Key) -> Params:
         conv_key, head_key = jax.random.split(key)
         inputs = (channels, *(layer[0] for layer in plan[:-1]))
         shapes = [(outputs, c, kernel, kernel) for c, (outputs, kernel, _) in zip(inputs, plan)]
-        weights = orthogonals(conv_key, shapes, (HIDDEN_GAIN,) * len(plan))
+        draw, gain = INITS[init]
+        weights = draw(conv_key, shapes, (gain,) * len(plan))
         layers: Layers = tuple(_convolution(weight, layer[2]) for weight, layer in zip(weights, plan))
         if layer_norm:
             layers = normed(layers, [layer[0] for layer in plan])
-        return ConvNet(layers, stack(head_key, features, hidden, outputs, scale, layer_norm))
+        return ConvNet(layers, stack(head_key, features, hidden, outputs, scale, layer_norm, init))
 
     def apply(params: Params, obs: Tree) -> Array:
         x = image(obs_space, obs)
@@ -93,7 +94,7 @@ def make(
             x = jnp.concatenate([x, vector(obs_space, obs, images=False)], 1)
         return forward(params.head, x, activation)
 
-    return Net(init, apply)
+    return Net(first, apply)
 
 
 def _final_area(height: int, width: int, plan: tuple[tuple[int, int, int], ...]) -> int:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from shoal.errors import ShoalError
 from shoal.types import Array, Box, Discrete, MultiDiscrete, Space, Tree, is_space
 
 
@@ -55,7 +56,9 @@ def image_shape(space: Space) -> tuple[int, int, int]:
     """Height, width and all images' channels together; images of one observation share their size."""
     shapes = [leaf.shape for leaf in _leaves(space) if _is_image(leaf)]
     if len({shape[:2] for shape in shapes}) != 1:
-        raise ValueError(f"a cnn reads one or more images [H, W, C] of one size, not {shapes}")
+        raise ShoalError(
+            f"a cnn reads one or more images [H, W, C] of one size, not {shapes}", "use --net mlp"
+        )
     return (*shapes[0][:2], sum(shape[2] for shape in shapes))
 
 

@@ -11,9 +11,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from shoal.nets import ACTIVATIONS, HIDDEN_GAIN
+from shoal.nets import ACTIVATIONS, INITS
 from shoal.nets.inputs import vector, vector_size
-from shoal.ops.init import orthogonals
 from shoal.types import Array, Key, Net, Params, Space, Tree
 
 MANY_ROWS = 32
@@ -38,15 +37,21 @@ def linear(weight: Array) -> eqx.nn.Linear:
 
 
 def stack(
-    key: Key, inputs: int, hidden: tuple[int, ...], outputs: int, scale: float, layer_norm: bool = False
+    key: Key,
+    inputs: int,
+    hidden: tuple[int, ...],
+    outputs: int,
+    scale: float,
+    layer_norm: bool = False,
+    init: str = "orthogonal",
 ) -> Layers:
-    """Linear layers inputs → hidden … → outputs with orthogonal weights (Andrychowicz et al. 2021).
+    """Linear layers inputs → hidden … → outputs, drawn as `nets.INITS` says.
 
     The last one's weights are scaled by `scale`, and never normalised.
     """
-    sizes = (inputs, *hidden, outputs)
-    gains = (HIDDEN_GAIN,) * len(hidden) + (scale,)
-    *inner, last = map(linear, orthogonals(key, list(zip(sizes[1:], sizes[:-1])), gains))
+    sizes, (draw, gain) = (inputs, *hidden, outputs), INITS[init]
+    weights = draw(key, list(zip(sizes[1:], sizes[:-1])), (gain,) * len(hidden) + (scale,))
+    *inner, last = map(linear, weights)
     return (*(normed(inner, hidden) if layer_norm else inner), last)
 
 
@@ -117,13 +122,14 @@ def make(
     hidden: tuple[int, ...],
     activation: str,
     layer_norm: bool = False,
+    init: str = "orthogonal",
 ) -> Net:
     """Every leaf of the observation, flattened and side by side, through `hidden` layers."""
 
-    def init(key: Key) -> Params:
-        return stack(key, vector_size(obs_space), hidden, outputs, scale, layer_norm)
+    def first(key: Key) -> Params:
+        return stack(key, vector_size(obs_space), hidden, outputs, scale, layer_norm, init)
 
     def apply(params: Params, obs: Tree) -> Array:
         return forward(params, vector(obs_space, obs), activation)
 
-    return Net(init, apply)
+    return Net(first, apply)

@@ -9,6 +9,7 @@ import numpy as np
 
 from shoal.types import Array, Key
 
+CUT_DEVIATION = 0.87962566  # of a standard normal that is cut at two
 ITERATIONS = 40  # a small singular value grows by half each time: from 1e-6 of the norm to 1
 
 
@@ -34,6 +35,18 @@ def orthogonals(key: Key, shapes: Sequence[tuple[int, ...]], scales: Sequence[fl
     wide = jax.lax.fori_loop(0, ITERATIONS, newton_schulz, [x / jnp.linalg.norm(x) for x in wide])
     rows = zip(wide, matrices, shapes, scales)
     return [scale * (x if x.shape == m.shape else x.T).reshape(shape) for x, m, shape, scale in rows]
+
+
+def lecun_normals(key: Key, shapes: Sequence[tuple[int, ...]], scales: Sequence[float]) -> list[Array]:
+    """Several float32 matrices from one draw, each with variance scale^2 / inputs, cut at two deviations.
+
+    LeCun et al. 1998, Efficient BackProp, eq. 16; outputs of unit variance, however many inputs there are.
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    draw = jax.random.truncated_normal(key, -2.0, 2.0, (sum(sizes),), jnp.float32) / CUT_DEVIATION
+    parts = jnp.split(draw, np.cumsum(sizes)[:-1].tolist())
+    inputs = [math.prod(shape[1:]) for shape in shapes]
+    return [x.reshape(s) * (c / math.sqrt(n)) for x, s, c, n in zip(parts, shapes, scales, inputs)]
 
 
 def _product(a: Array, b: Array) -> Array:
