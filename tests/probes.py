@@ -19,7 +19,7 @@ from shoal.algos import ppo
 from shoal.algos import update as one_update
 from shoal.algos.update import AgentState
 from shoal.mesh.layout import AGENT, DATA, lay_out
-from shoal.nets import house_net
+from shoal.nets import net_of
 from shoal.population.lanes import contained, identities, stacked
 from shoal.types import Agent, Array, Box, Discrete, Env, Key, MultiDiscrete, Step
 
@@ -212,8 +212,7 @@ def walk(time_limit: int = 6, continuous: bool = False) -> Env:
 def agent_for(env: Env, algo: Any, sizes: Any) -> Agent:
     """An agent of the algorithm in module `algo`, with the house's networks."""
     params = env.default_params()
-    net = house_net("auto", sizes.hidden, sizes.activation, getattr(sizes, "layer_norm", False))
-    return algo.make(env.obs_space(params), env.action_space(params), sizes, net)
+    return algo.make(env.obs_space(params), env.action_space(params), sizes, net_of("auto", sizes))
 
 
 def train(env: Env, algo: Any, sizes: Any, knobs: Any, updates: int, lanes: int, params=None):

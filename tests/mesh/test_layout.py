@@ -50,6 +50,12 @@ def test_per_agent_arrays_are_split_over_agents_only():
     assert {shard.data.shape for shard in x.addressable_shards} == {(1, 3)}
 
 
+@pytest.mark.parametrize(("rows", "lanes"), [(1, 1024), (128, 8), (512, 2), (700, 2), (10**6, 2)])
+def test_few_lanes_train_at_a_time_on_a_cpu(rows, lanes):
+    """Longer minibatches come in parts of 512 rows, so that no more of them are in flight."""
+    assert lay_out(tuple(jax.devices()[:2]), 16, 4).lanes_at_once(rows) == lanes
+
+
 def test_one_data_shard_needs_no_collective():
     assert lay_out(tuple(jax.devices()[:2]), 2, 4).axis() is WHOLE
 

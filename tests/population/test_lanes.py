@@ -8,6 +8,7 @@ import pytest
 import probes
 from probes import BUDGET, LANES, lane, tiny
 from shoal.algos import ppo
+from shoal.errors import ShoalError
 from shoal.population.lanes import all_finite, enter, identities, leave, refill, resize, stacked
 
 MISSING = float("nan")
@@ -125,6 +126,13 @@ def test_all_finite_looks_at_every_float_and_at_floats_only():
     assert not all_finite({"a": jnp.ones(3), "b": jnp.asarray([1.0, jnp.inf])})
     assert not all_finite((jnp.asarray(MISSING),))
     assert all_finite({"b": jnp.ones(2, jnp.int32)})
+    assert all_finite(jnp.full(1000, 3e38))
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_all_finite_is_not_optimised_away(bad):
+    x = jnp.ones((3, 70)).at[1, 69].set(bad)
+    assert jax.jit(jax.vmap(all_finite))({"a": x, "b": jnp.ones(3)}).tolist() == [True, False, True]
 
 
 def test_an_agent_that_enters_another_lane_goes_on_with_its_own_bits_and_its_neighbours_keep_theirs(healthy):
@@ -142,3 +150,15 @@ def test_refilled_lanes_hold_the_newcomers_and_the_others_what_they_held(healthy
     state = refill(after, jnp.asarray([False, True, False, True]), start)
     for i, source in enumerate((after, start, after, start)):
         same(lane(state, i), lane(source, i))
+
+
+@pytest.mark.parametrize("lane", [-1, 4, 100])
+def test_a_lane_that_is_not_there_is_an_error(lane):
+    state = probes.start(probes.knobs())
+    lanes = state.identity.active.shape[0]
+    with pytest.raises(ShoalError, match=f"there is no lane {lane}: the population has {lanes}"):
+        leave(state, lane)
+    with pytest.raises(ShoalError, match="there is no lane"):
+        enter(state, lane, leave(state, 0))
+    with pytest.raises(ShoalError, match=r"lanes has shape \[1\], expected"):
+        refill(state, jnp.ones(1, bool), state)

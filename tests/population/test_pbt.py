@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import probes
-from probes import LANES, lane, tiny
+from probes import lane, tiny
 from shoal.population.pbt import parents, scores, select
 from shoal.population.search import Axis
 
@@ -20,7 +20,7 @@ NAN, LOST = float("nan"), -float("inf")
 def obvious(score, share):
     """The rule, one agent at a time."""
     known = sorted((s, i) for i, s in enumerate(score) if s == s)
-    cut = len(known) // 4
+    cut = max(1, len(known) // 4) if len(known) > 1 else 0
     chosen = list(range(len(score)))
     for s, i in known[:cut]:
         best = known[len(known) - 1 - min(int(share[i] * cut), cut - 1)]
@@ -38,6 +38,15 @@ def test_parents_are_those_of_the_obvious_rule(seed):
     share = rng.random(len(score)).astype(np.float32)
     got = parents(jnp.asarray(score), jnp.asarray(share))
     assert got.tolist() == obvious(score.tolist(), share.tolist())
+
+
+@pytest.mark.parametrize("agents", [2, 3])
+def test_of_two_or_three_agents_the_worst_copies_the_best(agents):
+    assert parents(jnp.arange(agents, dtype=jnp.float32), jnp.zeros(agents)).tolist() == [
+        agents - 1,
+        *range(1, agents),
+    ]
+    assert parents(jnp.ones(1), jnp.zeros(1)).tolist() == [0]
 
 
 def test_nobody_copies_an_equal_or_lost_agent():
@@ -118,7 +127,7 @@ def test_agents_without_an_episode_and_lanes_without_an_agent_take_no_part(train
         identity=identity, episodes=trained.episodes._replace(count=jnp.asarray([2.0, 0.0, 1.0, 1.0]))
     )
     after, selection = chosen(some)
-    assert selection.parent.tolist() == list(range(LANES))
+    assert selection.parent.tolist() == [0, 1, 3, 3]  # of the other two the better is copied
     assert np.isnan(selection.score[:2]).all()
     assert after.episodes.count.tolist() == [2.0, 0.0, 0.0, 0.0]
     assert after.episodes.return_sum.tolist() == [2.0, 40.0, 0.0, 0.0]

@@ -99,3 +99,11 @@ def test_a_value_in_force_is_read_and_written_without_changing_its_dtype():
     assert jax.tree.map(lambda x: (x.shape, x.dtype), changed) == jax.tree.map(
         lambda x: (x.shape, x.dtype), state
     )
+
+
+@pytest.mark.parametrize("axis", [Axis("ppo.lr", 1e-30, 1e10, log=True), Axis("ppo.lr", -3e38, 3e38)])
+def test_values_of_the_widest_ranges_differ(axis):
+    values = jax.vmap(partial(at, axis))(jnp.linspace(0.0, 1.0, 5))
+    assert np.all(np.diff(values) > 0)
+    assert np.all(np.isfinite(values))
+    np.testing.assert_allclose(values[jnp.array([0, -1])], [axis.low, axis.high], rtol=1e-5)

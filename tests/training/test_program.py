@@ -7,6 +7,7 @@ import pytest
 import probes
 from probes import TINY, agent_for
 from shoal.algos import ppo
+from shoal.mesh import layout as layouts
 from shoal.mesh.layout import lay_out
 from shoal.population.lanes import identities, leave, stacked
 from shoal.training.program import Recipe, compile_chunk, compile_entry, compile_init, unread
@@ -15,9 +16,8 @@ from shoal.training.program import Recipe, compile_chunk, compile_entry, compile
 @pytest.fixture(scope="module")
 def programs():
     env = probes.walk()
-    recipe = Recipe(
-        agent_for(env, ppo, TINY), env, ppo.Knobs(), env.default_params(), TINY.num_envs, TINY.num_steps
-    )
+    sizes = TINY.num_envs, TINY.num_steps, TINY.minibatches
+    recipe = Recipe(agent_for(env, ppo, TINY), env, ppo.Knobs(), env.default_params(), *sizes)
     layout = lay_out(tuple(jax.devices()[:2]), 4, TINY.strata)
     start = compile_init(recipe, layout)(
         identities(0, 4, 50, 4), stacked(recipe.knobs, 4), stacked(recipe.env_params, 4)
@@ -36,6 +36,30 @@ def test_an_agent_goes_on_in_another_lane_of_the_same_compiled_program(programs)
     for lane, source in enumerate((0, 1, 2, 0)):
         same = lambda a, b, lane=lane, source=source: np.testing.assert_array_equal(a[lane], b[source])
         jax.tree.map(same, jax.device_get(moved), jax.device_get(stayed))
+
+
+def test_lanes_that_train_one_after_another_learn_what_they_learn_together(programs, monkeypatch):
+    """Eight lanes on two devices: as one block of four each, and as two blocks of two."""
+    recipe, two, _ = programs
+    layout = two._replace(agents=8, lanes=8)
+    agents = identities(5, 8, 50, 8), stacked(recipe.knobs, 8), stacked(recipe.env_params, 8)
+    agents[1].lr[:] = np.linspace(1e-4, 1e-2, 8)
+    rows = recipe.num_envs * recipe.num_steps // recipe.minibatches
+    ends, mapped = [], []
+    one_by_one = jax.lax.map
+    monkeypatch.setattr(jax.lax, "map", lambda f, xs: mapped.append(xs) or one_by_one(f, xs))
+    for at_once in (4, 2):
+        monkeypatch.setattr(layouts, "LANE_ROWS", at_once * rows)
+        mapped.clear()
+        start = compile_init(recipe, layout)(*agents)
+        ends.append(jax.device_get(compile_chunk(recipe, layout)[0](start, np.int32(3))))
+        blocks = [xs.identity.seed.shape for xs in mapped if hasattr(xs, "identity")]
+        assert blocks == ([(2, 2)] if at_once == 2 else [])
+    (together, sums), (apart, sums_apart) = ends
+    same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    jax.tree.map(same, (together, sums), (apart, sums_apart))
+    np.testing.assert_array_equal(together.identity.updates, 3)
+    assert len(np.unique(sums["policy_loss"])) == 8
 
 
 def test_what_no_update_reads_is_told(programs):

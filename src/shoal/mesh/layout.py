@@ -11,7 +11,8 @@ from jax.sharding import AxisType, Mesh
 from shoal.types import WHOLE, Axis
 
 AGENT, DATA = "agent", "data"
-ROWS_IN_CACHE = 512
+ROWS_IN_CACHE = 512  # of one agent at a time
+LANE_ROWS = 1024  # of all agents that train at a time
 
 
 class Layout(NamedTuple):
@@ -35,6 +36,10 @@ class Layout(NamedTuple):
         accelerator more rows fill it better.
         """
         return ROWS_IN_CACHE if self.mesh.devices.flat[0].platform == "cpu" else 0
+
+    def lanes_at_once(self, rows: int) -> int:
+        """Agents of one device to train at a time; each one's minibatches have `rows` rows here. 0 = all."""
+        return max(1, LANE_ROWS // min(rows, self.rows_at_once)) if self.rows_at_once else 0
 
     def axis(self) -> Axis:
         """The data axis, as seen from inside the program of one device."""

@@ -27,6 +27,11 @@ def rungs(updates: int) -> tuple[int, ...]:
     return tuple(first * KEEP**i for i in range(RUNGS) if first * KEEP**i < updates)
 
 
+def over(history: Sequence[Judged], updates: int) -> bool:
+    """Whether any was judged at rungs of another budget, so that new judgements would not compare."""
+    return any(Judged(*row).rung not in rungs(updates) for row in history)
+
+
 def judge(
     history: Sequence[Judged], updates: int, ages: np.ndarray, scores: np.ndarray
 ) -> tuple[np.ndarray, list[Judged]]:

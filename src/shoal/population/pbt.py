@@ -16,7 +16,7 @@ from shoal.rollout.device import choose
 from shoal.rollout.streams import SELECT, stream
 from shoal.types import Array
 
-QUANTILE = 0.25  # of the agents; the worst are replaced, the best are copied
+QUANTILE = 0.25  # of the agents, but one at least; the worst are replaced, the best are copied
 
 
 class Selection(NamedTuple):
@@ -70,7 +70,7 @@ def parents(score: Array, share: Array) -> Array:
     lower = (score < score[:, None]) | ((score == score[:, None]) & (lane < lane[:, None]))
     rank = jnp.sum(lower & known, axis=1)
     number = jnp.sum(known)
-    cut = jnp.floor(number * QUANTILE).astype(jnp.int32)
+    cut = jnp.where(number > 1, jnp.maximum(1, jnp.floor(number * QUANTILE)), 0).astype(jnp.int32)
     chosen = number - 1 - jnp.minimum(share * cut, cut - 1).astype(jnp.int32)  # the rank to copy
     parent = jnp.argmax((rank == chosen[:, None]) & known, axis=1).astype(jnp.int32)
     copies = known & (rank < cut) & (score[parent] > score)

@@ -3,6 +3,7 @@
 Everything here is for one agent, from keys or numbers given; callers vmap.
 """
 
+import math
 import zlib
 from typing import NamedTuple
 
@@ -44,9 +45,9 @@ def at(axis: Axis, share: Array) -> Array:
         place = jnp.minimum(share * len(axis.choices), len(axis.choices) - 1).astype(jnp.int32)
         return jnp.asarray(axis.choices, jnp.float32)[place]
     if axis.log:
-        value = axis.low * (axis.high / axis.low) ** share
+        value = jnp.exp((1 - share) * math.log(axis.low) + share * math.log(axis.high))
     else:
-        value = axis.low + (axis.high - axis.low) * share
+        value = (1 - share) * axis.low + share * axis.high
     return _kept(axis, value)
 
 

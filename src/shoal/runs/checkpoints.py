@@ -29,6 +29,7 @@ from shoal.errors import ShoalError
 from shoal.runs.manifest import read_object, reading, write_atomic
 
 Tree = Any  # a pytree of jax arrays; None and empty nodes are structure
+PIECE_BYTES = 2**24
 SECONDS_OF_ECHO = 1.0  # that the writers of a failed save go on for
 OTHER = "It is of another program or other sizes: resume with the run's own config.toml and version."
 
@@ -196,7 +197,10 @@ def _write(folder: Path, step: int, copied: _Copy, meta: dict[str, Any]) -> None
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # before Orbax finds out halfway
     if copied.arrays:
         with _orbax() as ocp:
-            ocp.PyTreeCheckpointer().save((temporary / "arrays").absolute(), copied.arrays)
+            # In pieces: whole, a large array would be held several times over while it is packed or unpacked.
+            pieces = {path: ocp.SaveArgs(chunk_byte_size=PIECE_BYTES) for path in copied.arrays}
+            target = (temporary / "arrays").absolute()
+            ocp.PyTreeCheckpointer().save(target, copied.arrays, save_args=pieces)
     record = {"leaves": copied.leaves, "meta": meta}  # not strict JSON: an infinity comes back as one
     write_atomic(temporary / "state.json", json.dumps(record, indent=1, default=np.generic.item))
     write_atomic(temporary / "seal.json", json.dumps(_seal(temporary)))

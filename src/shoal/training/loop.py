@@ -18,7 +18,7 @@ from shoal.rollout.device import Scores
 from shoal.training import events
 from shoal.training.signals import Stop
 
-LONGEST_CHUNK_S = 2.0  # a signal is answered, and a crash costs, at most about this long
+LONGEST_CHUNK_S = 2.0  # a signal is answered within about this long; a crash costs `checkpoint_every`
 CHUNKS = 100  # rows per agent over a run, where chunks are short enough
 
 

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shoal.algos import update as one_update
 from shoal.algos.update import AgentState, Identity, Metrics
 from shoal.mesh.layout import AGENT, DATA, Layout
+from shoal.ops.parts import parts
 from shoal.population import lanes as lanes_of
 from shoal.population import pbt
 from shoal.population.lanes import contained, identities, stacked
@@ -36,6 +37,7 @@ class Recipe(NamedTuple):
     env_params: Tree  # likewise
     num_envs: int  # per agent, over all devices
     num_steps: int  # per env and update
+    minibatches: int = 1  # that an update's steps are divided into
 
 
 def abstract_state(recipe: Recipe, layout: Layout) -> AgentState:
@@ -56,8 +58,11 @@ def compile_chunk(
 ) -> tuple[Callable[[AgentState, np.int32], tuple[AgentState, Metrics]], int]:
     """(state, updates to do) → (state, metrics summed over them [P]). The state given is donated.
 
-    Also the bytes that the program needs on all devices together, 0 where XLA does not say.
+    Also the bytes that the program needs on all devices together, 0 where XLA does not say. On a CPU a few
+    lanes at a time do all of the updates, so that they stay in its caches; but not where they own a replay,
+    of which there would be a second copy.
     """
+    rows = recipe.num_envs // layout.data_shards * recipe.num_steps // recipe.minibatches
 
     def chunk(state, updates):
         one = partial(
@@ -69,15 +74,25 @@ def compile_chunk(
             rows_at_once=layout.rows_at_once,
         )
         step = jax.jit(jax.vmap(contained(one)), inline=True)  # for its trace, which both lines below share
-        _, shapes = jax.eval_shape(step, state)
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        def body(_, carried):
-            state, total = carried
-            state, metrics = step(state)
-            return state, jax.tree.map(jnp.add, total, metrics)
+        def some(state):
+            _, shapes = jax.eval_shape(step, state)
+            nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-        return jax.lax.fori_loop(0, updates, body, (state, nothing))
+            def body(_, carried):
+                state, total = carried
+                state, metrics = step(state)
+                return state, jax.tree.map(jnp.add, total, metrics)
+
+            return jax.lax.fori_loop(0, updates, body, (state, nothing))
+
+        lanes = state.identity.active.shape[0]
+        blocks = parts(lanes, 0 if jax.tree.leaves(state.learner.replay) else layout.lanes_at_once(rows))
+        if blocks == 1:
+            return some(state)
+        cut = lambda x: x.reshape(blocks, lanes // blocks, *x.shape[1:])
+        joined = lambda x: x.reshape(lanes, *x.shape[2:])
+        return jax.tree.map(joined, jax.lax.map(some, jax.tree.map(cut, state)))
 
     specs = _specs(recipe)
     program = _sharded(layout, chunk, (specs, PartitionSpec()), (specs, PartitionSpec(AGENT)))
