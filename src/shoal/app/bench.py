@@ -1,154 +1,132 @@
-"""Measurements that anyone can repeat: `shoal bench act|presets|overhead`. Rows, in the units of their names.
+"""The verbs that measure, `shoal bench …`: rows as a table, Markdown or JSON. Told on stderr as it goes."""
 
-Machines are shared and noisy: what is compared runs in turns in one process, medians are quoted, and
-compiling is never part of a rate.
-"""
-
-import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from shoal.app import text
+from shoal.errors import ShoalError
+from shoal.runs.folder import open_run
 
-from shoal.app import policies
-from shoal.app.assembly import Compiler, assemble, use_compile_cache
-from shoal.app.board import Board
-from shoal.app.config import OutputConfig, resolve
-from shoal.app.presets import PRESETS
-from shoal.app.session import Store, fresh_state, train
-from shoal.mesh.devices import open_devices
-from shoal.runs import folder, statistics
-from shoal.training import loop
-from shoal.training.signals import Stop
-from shoal.types import is_space
-
-Row = dict[str, Any]
-
-SIZES = (1, 4, 16, 64, 256, 1024)  # agents served together
-CALLS, LOOPED_CALLS = 300, 20
+HIDDEN = ("net", "steps_per_env", "minibatches", "rounds", "trained", "note", "versions")  # only in JSON
 
 
-def act(path: str | Path) -> list[Row]:
-    """Latency of one action for each of 1 … 1,024 agents: one program against a loop over agents.
+def profile(
+    device: str = "cpu",  # cpu or gpu
+    rounds: int = 5,  # turns of each row
+    markdown: bool = False,  # a Markdown table instead
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure training on this machine's CPU or GPU, within five minutes: PPO, convolutions, DQN."""
+    from shoal.app import speed
 
-    The run's agents are repeated to fill the larger populations.
-    """
-    use_compile_cache()
-    open_devices()
-    trained = policies.load(path, "all")
-    return [_act_row(trained, agents) for agents in SIZES]
-
-
-def _act_row(trained: policies.Policy, agents: int) -> Row:
-    chosen = np.arange(agents) % len(trained.agents)
-    kept = {name: [trained.contract[name][i] for i in chosen] for name in ("agents", "returns")}
-    params = jax.tree.map(lambda x: x[chosen], trained.params)
-    together = policies.Policy(trained.agent, params, trained.contract | kept, single=False)
-    obs = _zeros(trained.obs_space, (agents, 1))
-    fused = _latencies(lambda: together.act(obs), CALLS)
-    alone = [jax.tree.map(lambda x, i=i: x[i : i + 1], params) for i in range(agents)]
-    one = jax.jit(lambda params, obs: together.raw(params, obs, None, None))
-    first = _zeros(trained.obs_space, (1, 1))
-    looped = _latencies(lambda: [one(params, first) for params in alone], LOOPED_CALLS)
-    us = lambda seconds, q: round(float(np.quantile(seconds, q)) * 1e6, 1)
-    return dict(
-        agents=agents,
-        p50_us=us(fused, 0.5),
-        p99_us=us(fused, 0.99),
-        actions_per_s=round(agents / float(np.median(fused))),
-        loop_p50_us=us(looped, 0.5),
-        loop_p99_us=us(looped, 0.99),
-        loop_actions_per_s=round(agents / float(np.median(looped))),
-    )
+    if device not in speed.PROFILES:
+        raise ShoalError(f"there is no profile of {device!r}", "use --device cpu or gpu")
+    _show(speed.profile(device, _positive("rounds", rounds), speed.teller()), json, markdown)
 
 
-def _zeros(space: Any, lead: tuple[int, ...]) -> Any:
-    return jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), space, is_leaf=is_space)
+def ppo_cartpole(
+    agents: int = 16,  # trained together
+    envs: int = 4,  # per agent
+    steps_per_env: int = 128,  # per update
+    minibatches: int = 4,  # per epoch
+    rounds: int = 5,  # turns of each contestant
+    all: bool = False,  # the four workloads of the committed table instead
+    learn: bool = True,  # also train each to its end once, and show what it reaches
+    markdown: bool = False,  # a Markdown table instead
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure PPO beside others' programs, in turns: training speed and return on CartPole."""
+    from shoal.app import speed
+
+    one = speed.Workload(agents, envs, steps_per_env, minibatches)
+    workloads = speed.PPO_CARTPOLE if all else (one,)
+    _show(speed.ppo_cartpole(workloads, _positive("rounds", rounds), learn, speed.teller()), json, markdown)
 
 
-def _latencies(call: Callable[[], Any], calls: int) -> np.ndarray:
-    """Seconds of each call, after warming up."""
-    seconds = []
-    for i in range(calls + 5):
-        started = time.perf_counter()
-        jax.block_until_ready(call())
-        if i >= 5:
-            seconds.append(time.perf_counter() - started)
-    return np.asarray(seconds)
+def dqn_cartpole(
+    rounds: int = 5,  # turns of each contestant
+    learn: bool = False,  # also train each to its end once, and show what it reaches
+    markdown: bool = False,  # a Markdown table instead
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure DQN beside others' programs, and 16 agents beside one per core, in turns."""
+    from shoal.app import speed
+
+    _show(speed.dqn_cartpole(_positive("rounds", rounds), learn, speed.teller()), json, markdown)
 
 
-def presets(env: str | None = None, agents: int = 16) -> list[Row]:
-    """Train every preset (or one env's) at its full budget and report what it scores."""
-    rows = []
-    for name, algo in PRESETS:
-        if env is None or name == env:
-            settings = resolve({"env": name, "algo": algo, "agents": agents})
-            with tempfile.TemporaryDirectory() as root:
-                run = train(settings, OutputConfig(root=root, report=False, quiet=True))
-            assert run is not None
-            wanted = ("return_mean", "return_iqm", "return_ci", "return_greedy", "wall_s", "compile_s")
-            result = run.result
-            rows.append(
-                dict(env=name, algo=algo, agents=agents, steps=result["env_steps_per_agent"])
-                | {key: result[key] for key in (*wanted, "env_steps_per_s", "alive")}
-            )
-    return rows
+def scaling(
+    rounds: int = 5,  # turns of each row
+    markdown: bool = False,  # a Markdown table instead
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure time and memory per agent as agents and envs grow, and of convolutional networks."""
+    from shoal.app import speed
+
+    _show(speed.scaling(_positive("rounds", rounds), speed.teller()), json, markdown)
 
 
-def overhead(rounds: int = 12, steps: int = 100_000) -> list[Row]:
-    """What rows, progress and checkpoints cost: training with them and without, in turns.
+def peers() -> None:
+    """Install the programs to compare with, each in a venv of its own; about a gigabyte."""
+    from shoal.app import contest
 
-    16 CartPole agents; with them, each round writes its rows, feeds the board, and saves once at its end.
-    """
-    made = assemble(resolve({"agents": 16, "steps": steps}))
-    compiler = Compiler(lambda event: None)
-    chunk, _ = compiler.training(made)
-    make = fresh_state(made, compiler)
-    with tempfile.TemporaryDirectory() as root:
-        run = folder.create(root, "cartpole", "ppo")
-
-        def one(on: bool) -> float:
-            state = jax.block_until_ready(make())
-            store = Store(run, made.plan.agents, keep=1) if on else _Nothing()
-            started = time.perf_counter()
-            listen = Board() if on else _ignore
-            loop.train(made.plan, chunk, _never, state, loop.Tally(), store, Stop(), listen)
-            store.close()
-            return time.perf_counter() - started
-
-        one(True), one(False)
-        pairs = [(one(True), one(False)) if i % 2 else (one(False), one(True))[::-1] for i in range(rounds)]
-    costs = np.asarray([on / off - 1 for on, off in pairs])
-    low, high = statistics.bootstrap_interval(costs, statistics.median)
-    on_s, off_s = np.median(np.asarray(pairs), axis=0)
-    return [
-        dict(
-            rounds=rounds,
-            on_s=round(float(on_s), 3),
-            off_s=round(float(off_s), 3),
-            cost_percent=round(100 * float(np.median(costs)), 2),
-            cost_percent_low=round(100 * float(low), 2),
-            cost_percent_high=round(100 * float(high), 2),
-        )
-    ]
+    contest.install_peers(print)
 
 
-class _Nothing:
-    """A store that keeps nothing."""
+def pbt(
+    seeds: int = 5,  # meta-seeds
+    markdown: bool = False,  # a Markdown table instead
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure PBT against random search, at equal env steps."""
+    from shoal.app import measure
 
-    def rows(self, columns: Row) -> None: ...
-    def evaluation(self, columns: Row) -> None: ...
-    def lineage(self, columns: Row) -> None: ...
-    def save(self, state: Any, tally: loop.Tally) -> None: ...
-    def close(self) -> None: ...
-
-
-def _ignore(event: Any) -> None: ...
+    _show(measure.pbt(_positive("seeds", seeds)), json, markdown)
 
 
-def _never(state: Any) -> Any:
-    raise AssertionError("this plan has no evaluations")
+def act(
+    run: str = "last",  # a name under --root, a path, or `last`
+    /,
+    root: str = "runs",  # the folder of run folders
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure how fast trained agents act: latency and actions per second, for 1 to 1,024 agents."""
+    path = open_run(run, root).path
+    from shoal.app import measure
+
+    _show(measure.act(path), json)
+
+
+def overhead(
+    rounds: int = 12,  # pairs of one training with and one without
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure what rows, progress and checkpoints cost, against training without them."""
+    from shoal.app import measure
+
+    _show(measure.overhead(rounds), json)
+
+
+def presets(
+    env: str = "all",  # one env, or all that have a preset
+    /,
+    json: bool = False,  # end stdout with one line of JSON
+) -> None:
+    """Measure again what every preset scores, and how long it takes."""
+    from shoal.app import measure
+
+    _show(measure.presets(None if env == "all" else env), json)
+
+
+def _positive(name: str, number: int) -> int:
+    if number < 1:
+        raise ShoalError(f"--{name} {number} must be at least 1", "5 is the default")
+    return number
+
+
+def _show(rows: Sequence[Mapping[str, Any]], json: bool, markdown: bool = False) -> None:
+    if json:
+        print(text.json_line({"rows": list(rows)}))
+        return
+    rows = [{key: value for key, value in row.items() if key not in HIDDEN} for row in rows]
+    print((text.markdown if markdown else text.table)(rows))

@@ -11,28 +11,27 @@ from shoal.app.config import resolve
 from shoal.app.session import fresh_state
 
 PACKAGES = ("shoal", "jax")
-NOTE = "one device per core"
 
 
-def start(task: dict[str, int]) -> tuple[Callable[[], int], Callable[[], list[float]], float]:
+def start(task: dict[str, Any]) -> tuple[Callable[[int], int], Callable[[], list[float]], dict]:
     per_update = task["envs"] * task["steps"]
-    flat = {"agents": task["agents"], "steps": task["updates"] * per_update}
-    ppo = {"num_envs": task["envs"], "num_steps": task["steps"], "minibatches": task["minibatches"]}
-    made = assemble(resolve(flat, {"ppo": ppo}))
+    flat = {name: task[name] for name in ("agents", "algo", "env", "net", "device")}
+    sizes = {"num_envs": task["envs"], "num_steps": task["steps"], "minibatches": task["minibatches"]}
+    made = assemble(resolve(flat | {"steps": task["updates"] * per_update}, {task["algo"]: sizes}))
     compiler = Compiler(lambda event: None)
-    chunk, _ = compiler.training(made)
+    chunk, needed = compiler.training(made)
     fresh = fresh_state(made, compiler)
 
     def train(state: Any, updates: int) -> tuple[Any, Any]:
         return jax.block_until_ready(chunk(state, np.int32(updates)))
 
-    state, _ = train(fresh(), 1)
+    state, _ = train(fresh(), task["warm_up"])
 
-    def stretch() -> int:
+    def stretch(updates: int) -> int:
         nonlocal state
-        budget = state.identity.budget + task["stretch"]  # an agent whose budget is spent learns no more
-        state, _ = train(state._replace(identity=state.identity._replace(budget=budget)), task["stretch"])
-        return task["stretch"] * task["agents"] * per_update
+        budget = state.identity.budget + updates  # an agent whose budget is spent learns no more
+        state, _ = train(state._replace(identity=state.identity._replace(budget=budget)), updates)
+        return updates * task["agents"] * per_update
 
     def learn() -> list[float]:
         nonlocal state
@@ -41,4 +40,6 @@ def start(task: dict[str, int]) -> tuple[Callable[[], int], Callable[[], list[fl
         state, sums = train(state, last)
         return (sums["return_sum"] / sums["episodes"])[: task["agents"]].tolist()
 
-    return stretch, learn, compiler.seconds
+    devices = made.layout.mesh.devices.flat
+    note = f"{len(devices)} × {devices[0].device_kind}, agents or their envs over them"
+    return stretch, learn, dict(compile_s=compiler.seconds, note=note, bytes=needed)

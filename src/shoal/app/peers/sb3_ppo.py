@@ -10,14 +10,14 @@ PACKAGES = ("stable-baselines3", "torch", "gymnasium", "numpy")
 NOTE = "one agent at a time; its clipped value loss takes the clipped error alone, not the worse of two"
 
 
-def start(task: dict[str, int]) -> tuple[Callable[[], int], Callable[[], list[float]], float]:
+def start(task: dict[str, int]) -> tuple[Callable[[int], int], Callable[[], list[float]], dict]:
     envs, steps = task["envs"], task["steps"]
     model = make(task)
     model.learn(envs * steps)
 
-    def stretch() -> int:
+    def stretch(updates: int) -> int:
         before = model.num_timesteps
-        model.learn(task["stretch"] * envs * steps, reset_num_timesteps=False)
+        model.learn(updates * envs * steps, reset_num_timesteps=False)
         return model.num_timesteps - before
 
     def learn() -> list[float]:
@@ -25,7 +25,7 @@ def start(task: dict[str, int]) -> tuple[Callable[[], int], Callable[[], list[fl
         make(task).learn(task["updates"] * envs * steps, callback=returns)
         return [sum(returns.seen) / len(returns.seen) if returns.seen else float("nan")]
 
-    return stretch, learn, 0.0
+    return stretch, learn, dict(compile_s=0.0, note=NOTE)
 
 
 def make(task: dict[str, int]) -> PPO:

@@ -191,7 +191,7 @@ def loss(params: Tree, path: Transition, advantage: Array, target: Array) -> Arr
 # --- As a contestant --------------------------------------------------------------------------
 
 
-def start(task: dict[str, int]) -> tuple[Callable[[], int], Callable[[], list[float]], float]:
+def start(task: dict[str, int]) -> tuple[Callable[[int], int], Callable[[], list[float]], dict]:
     agents, first, envs = task["agents"], task["first"], task["envs"]
     update, optimiser = make_update(task)
 
@@ -213,12 +213,12 @@ def start(task: dict[str, int]) -> tuple[Callable[[], int], Callable[[], list[fl
     runner = fresh()
     program = jax.jit(jax.vmap(train, (0, None))).lower(runner, jnp.int32(0)).compile()
     compile_s = time.perf_counter() - started
-    runner = jax.block_until_ready(program(runner, jnp.int32(1)))
+    runner = jax.block_until_ready(program(runner, jnp.int32(task["warm_up"])))
 
-    def stretch() -> int:
+    def stretch(updates: int) -> int:
         nonlocal runner
-        runner = jax.block_until_ready(program(runner, jnp.int32(task["stretch"])))
-        return task["stretch"] * agents * envs * task["steps"]
+        runner = jax.block_until_ready(program(runner, jnp.int32(updates)))
+        return updates * agents * envs * task["steps"]
 
     def learn() -> list[float]:
         nonlocal runner
@@ -227,4 +227,4 @@ def start(task: dict[str, int]) -> tuple[Callable[[], int], Callable[[], list[fl
         runner = program(before, jnp.int32(last))
         return ((runner.return_sum - before.return_sum) / (runner.episodes - before.episodes)).tolist()
 
-    return stretch, learn, compile_s
+    return stretch, learn, dict(compile_s=compile_s, note=NOTE)

@@ -2,8 +2,8 @@
 
 It says that it is ready, and then answers each line of stdin with one of stdout, both JSON:
 
-    "stretch" → {"seconds": …, "env_steps": …}   a timed stretch of training, all agents together
-    "learn"   → {"returns": [one per agent]}     a whole training from the start, not timed
+    {"what": "stretch", "updates": n} → {"seconds": …, "env_steps": …}   all agents together, timed
+    {"what": "learn"} → {"returns": [one per agent]}   a whole training from the start, not timed
 
 A return is the mean over an agent's episodes that ended in the last twentieth of its training, as its
 sampled policy played them. When stdin ends the process does too, in the middle of whatever it does.
@@ -25,7 +25,7 @@ def main(name: str, task: dict) -> None:
         os.sched_setaffinity(0, {core})
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no answer
-    questions: queue.SimpleQueue[str] = queue.SimpleQueue()
+    questions: queue.SimpleQueue[dict] = queue.SimpleQueue()
     threading.Thread(target=listen, args=(questions,), daemon=True).start()
 
     def answer(**values):
@@ -33,15 +33,16 @@ def main(name: str, task: dict) -> None:
 
     sys.path.insert(0, str(Path(__file__).parent))
     contestant = importlib.import_module(name)
-    stretch, learn, compile_s = contestant.start(task)
+    stretch, learn, facts = contestant.start(task)
     versions = {package: importlib.metadata.version(package) for package in contestant.PACKAGES}
-    answer(compile_s=compile_s, versions=versions, note=contestant.NOTE)
+    answer(**facts, versions=versions)
     while True:
-        if questions.get() == "learn":
+        question = questions.get()
+        if question["what"] == "learn":
             answer(returns=learn())
             continue
         started = time.perf_counter()
-        env_steps = stretch()
+        env_steps = stretch(question["updates"])
         answer(seconds=time.perf_counter() - started, env_steps=env_steps)
 
 
