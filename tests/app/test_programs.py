@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import jax
@@ -28,8 +29,9 @@ def output(path, **changed):
     return OutputConfig(**given | changed)
 
 
-def trained(path, hook=None, listen=lambda event: None, **flat) -> Run:
-    run = programs.train(resolve(SMALL | {"sweep": SWEEP} | flat, PPO), output(path), listen, hook)
+def trained(path, hook=None, listen=lambda event: None, ppo=PPO["ppo"], **flat) -> Run:
+    settings = resolve(SMALL | {"sweep": SWEEP} | flat, {"ppo": ppo})
+    run = programs.train(settings, output(path), listen, hook)
     assert run is not None
     return run
 
@@ -125,7 +127,57 @@ def test_a_longer_search_goes_on_and_every_agent_s_budget_grows(search, tmp_path
     assert longer.result["env_steps"] == 6 * 2400
 
 
+def test_halving_ends_where_a_run_is_lengthened_and_says_so(tmp_path):
+    first, heard = trained(tmp_path / "first", halving=True), []
+    lineage = first.folder.lineage.read_text()
+    programs.resume(first.path, {"steps": 2400}, output(tmp_path / "x", out=None), heard.append)
+    assert first.folder.lineage.read_text() == lineage
+    assert not [event for event in heard if isinstance(event, events.Selected)]
+    plan = next(event for event in heard if isinstance(event, events.Planned))
+    assert any("nobody is replaced any more" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("search", [dict(pbt=True), dict(halving=True)])
+def test_one_agent_cannot_be_compared(search, tmp_path):
+    with pytest.raises(ShoalError, match="nobody to be compared with"):
+        trained(tmp_path / "one", agents=1, **search)
+    assert not (tmp_path / "one").exists()
+
+
 # --- Several programs -------------------------------------------------------------------------
+
+
+def test_programs_whose_agents_all_diverge_say_who(tmp_path):
+    sweep = ("ppo.hidden=4;8",)
+    run = trained(tmp_path / "lost", sweep=sweep, steps=320, agents=3, ppo=PPO["ppo"] | {"lr": 1e30})
+    assert run.result["alive"] == 0
+    assert run.result["diverged"] == ["0/0", "0/1", "1/0"]
+    assert np.isfinite(run.result["env_steps_per_s"])
+
+
+def test_a_part_that_cannot_be_made_is_refused_before_anything_trains(tmp_path):
+    with pytest.raises(ShoalError, match="a cnn reads one or more images"):
+        trained(tmp_path / "none", sweep=("net=mlp,cnn",), steps=320)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_resume_for_less_is_refused_and_changes_nothing(tmp_path):
+    run = trained(tmp_path / "many", sweep=("ppo.hidden=4;8",), steps=320, agents=2)
+    config = run.folder.config.read_text()
+    with pytest.raises(ShoalError, match="more than --steps 64"):
+        programs.resume(run.path, {"steps": 64}, output(tmp_path / "x", out=None))
+    assert run.folder.config.read_text() == config
+
+
+def test_a_part_that_was_killed_while_it_began_is_begun_again(tmp_path):
+    run = trained(tmp_path / "many", sweep=("ppo.hidden=4;8",), steps=320, agents=2)
+    part = run.path / "programs" / "1"
+    for place in part.iterdir():
+        if place.name != "config.toml":
+            shutil.rmtree(place) if place.is_dir() else place.unlink()
+    again = programs.resume(run.path, {}, output(tmp_path / "x", out=None))
+    assert again.result["agents"] == 2
+    assert (part / "manifest.json").is_file()
 
 
 def test_programs_run_one_after_the_other_and_are_announced(tmp_path):

@@ -85,7 +85,7 @@ def test_a_sweep_over_knobs_alone_is_one_program():
         (["ppo.lr=a..b"], "is not a number", ""),
         (["ppo.lr=1e-3,x"], "is not a number", ""),
         (["ppo.gamma=0.9..1.1"], "1.1 is not from 0 to 1", ""),
-        (["env.gravitty=1,2"], "no setting env.gravitty", "did you mean gravity"),
+        (["env.gravitty=1,2"], "no setting env.gravitty", "did you mean env.gravity"),
         (["ppo.clip=0.1,0.2", "ppo.clip=0.3,0.4"], "given twice", ""),
         (["ppo.clip=0.1,0.2,0.3", "ppo.gamma=0.9,0.95,0.99"], "grid of 9 points for 6 agents", "--agents 9"),
         (["ppo.hidden=8..64"], "a range is endless", ""),
@@ -135,3 +135,19 @@ def test_a_sweep_may_be_a_dict_in_python():
     given = {"ppo.lr": "log:1e-4..1e-2", "ppo.ent_coef": [0, 0.01], "ppo.hidden": [(8, 8), (16,)]}
     assert sweep.written(given) == ("ppo.lr=log:1e-4..1e-2", "ppo.ent_coef=0,0.01", "ppo.hidden=8,8;16")
     assert sweep.written("ppo.lr=1,2") == ("ppo.lr=1,2",)
+
+
+def test_points_of_a_range_keep_its_ends_exactly():
+    assert sweep.read("dqn.buffer_size=1048576..2097152:2").values == ("1048576", "2097152")
+    assert sweep.read("ppo.lr=log:1e-4..1e-2:3").values == ("0.0001", "0.001", "0.01")
+
+
+@pytest.mark.parametrize("text", ["ppo.lr=LOG:1e-3..1e-2", "ppo.lr=1..", "ppo.lr=..1", "ppo.lr=1..2:3:4"])
+def test_what_looks_like_a_range_and_is_none_says_so(text):
+    with pytest.raises(ShoalError, match="is not a range"):
+        sweep.read(text)
+
+
+def test_a_range_of_endless_points_is_refused():
+    with pytest.raises(ShoalError, match="more values than 10,000"):
+        sweep.read("ppo.lr=1..2:999999999")

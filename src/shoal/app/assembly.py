@@ -70,7 +70,8 @@ def assemble(settings: Settings) -> Assembled:
     spaces = env.obs_space(env_params), env.action_space(env_params)
     agent = policies.make_agent(train.algo, sizes, train.net, *spaces)
     layout = lay_out(devices.devices, train.agents, sizes.strata)
-    recipe = program.Recipe(agent, env, knobs, env_params, sizes.num_envs, sizes.num_steps)
+    shape = sizes.num_envs, sizes.num_steps, getattr(sizes, "minibatches", 1)
+    recipe = program.Recipe(agent, env, knobs, env_params, *shape)
     per_update = sizes.num_envs * sizes.num_steps
     updates = -(-train.steps // per_update)
     plan = loop.Plan(
@@ -98,6 +99,8 @@ def select_every(updates: int, train: TrainConfig) -> int:
     """Updates between selections, 0 for none; ShoalError where a run is too short for any."""
     if not (train.pbt or train.halving):
         return 0
+    if train.agents < 2:
+        raise ShoalError("one agent has nobody to be compared with", "use --agents 4 or more with a search")
     rungs = halving.rungs(updates)
     every = rungs[0] if train.halving and rungs else train.pbt_every or max(1, updates // SELECTIONS)
     if every >= updates:
@@ -177,8 +180,13 @@ def planned(made: Assembled, bytes_predicted: int, notes: tuple[str, ...] = ()) 
         envs = made.recipe.num_envs
         steps, total = envs * rings[0].shape[0], text.size(layout.lanes * envs * size(rings))
         notes = (*notes, f"replay: {steps:,} steps per agent, {total} for all")
+    steps = plan.updates * plan.steps_per_update
+    if (starts := getattr(made.sizes, "learning_starts", 0)) >= steps:
+        notes = (*notes, f"nothing is learned: learning starts after {starts:,} steps per agent")
     if made.axes:
         notes = (*notes, "agents differ in " + ", ".join(f"{a.name} ({_range_of(a)})" for a in made.axes))
+    if (train.pbt or train.halving) and (unlike := [axis.name for axis in made.axes if axis.of_env]):
+        notes = (*notes, f"agents in unlike envs are compared: those with an easier {', '.join(unlike)} win")
     if train.pbt:
         notes = (*notes, f"PBT: every {plan.select_every} updates the worst quarter copies the best")
     if train.halving:

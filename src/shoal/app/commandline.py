@@ -154,6 +154,6 @@ def _refusal(unknown: Sequence[str], options: Mapping[str, Option], prog: str) -
     near = nearest(word, [flag(name) for name, option in options.items() if not option.positional])
     if "algo" in options and (group := _group_with(word[2:].replace("-", "_"))):
         near = f"did you mean --{group}.{word[2:].replace('-', '_')}?"
-    elif hasattr(TrainConfig, word[2:].replace("-", "_")) and prog != "shoal train":
+    elif hasattr(TrainConfig, word[2:].replace("-", "_")) and prog == "shoal resume":
         return ShoalError(f"{prog} cannot change {word}: it is part of what the run is", f"{prog} --help")
     return ShoalError(f"{prog} has no option {word}", f"{near} {prog} --help lists all".strip())

@@ -43,7 +43,7 @@ class TrainConfig:
     eval_every: int = 0  # env steps per agent between evaluations; 0 = only at the end
     eval_episodes: int = 128  # per agent and evaluation
     stop_at: float | None = None  # stop once the mean return over agents reaches this
-    for_s: Duration | None = None  # stop after this long, e.g. 10m, 90s, 2h
+    for_s: Duration | None = None  # stop after this long, e.g. 10m, 90s, 2h; each program of a sweep
     checkpoint_every: Duration = Duration(30.0)  # time between checkpoints
     keep: int = 3  # newest checkpoints kept, besides the best
 

@@ -33,11 +33,15 @@ VERBS = {
     "env check": ("listing:check", "Check that an env keeps the contract"),
     "env new": ("listing:new", "Write a small env of your own, and its test"),
     "doctor": ("doctor:doctor", "Check this machine, with the line that fixes each problem"),
-    "bench ppo-cartpole": ("training:bench_ppo_cartpole", "Measure training speed beside others' programs"),
-    "bench peers": ("training:bench_peers", "Install the programs to compare with"),
-    "bench act": ("training:bench_act", "Measure how fast trained agents act"),
-    "bench overhead": ("training:bench_overhead", "Measure what rows, progress and checkpoints cost"),
-    "bench presets": ("training:bench_presets", "Measure again what every preset scores"),
+    "bench": ("bench:profile", "Measure training on this machine's CPU or GPU"),
+    "bench ppo-cartpole": ("bench:ppo_cartpole", "Measure PPO beside others' programs"),
+    "bench dqn-cartpole": ("bench:dqn_cartpole", "Measure DQN beside others' programs"),
+    "bench scaling": ("bench:scaling", "Measure time and memory per agent as agents and envs grow"),
+    "bench pbt": ("bench:pbt", "Measure PBT against random search"),
+    "bench peers": ("bench:peers", "Install the programs to compare with"),
+    "bench act": ("bench:act", "Measure how fast trained agents act"),
+    "bench overhead": ("bench:overhead", "Measure what rows, progress and checkpoints cost"),
+    "bench presets": ("bench:presets", "Measure again what every preset scores"),
 }
 
 USAGE = """shoal trains many RL agents in one program.
@@ -90,12 +94,16 @@ def _run(words: list[str]) -> int:
         return 0
     size = 2 if " ".join(words[:2]) in VERBS else 1
     verb = " ".join(words[:size])
-    if verb not in VERBS:
+    parts = [name for name in VERBS if name.startswith(f"{verb} ")]
+    if verb not in VERBS or (parts and words[1:] and not words[1].startswith("-")):
         from shoal.app.config import nearest
 
-        if parts := [name for name in VERBS if name.startswith(f"{words[0]} ")]:
-            raise ShoalError(f"shoal {words[0]} needs one more word", f"shoal {', shoal '.join(parts)}")
-        raise ShoalError(f"there is no verb {verb!r}", f"{nearest(verb, VERBS)} shoal help lists all".strip())
+        if parts and verb not in VERBS:
+            raise ShoalError(f"shoal {verb} needs one more word", f"shoal {', shoal '.join(parts)}")
+        asked = " ".join(words[:2]) if parts else verb
+        raise ShoalError(
+            f"there is no verb {asked!r}", f"{nearest(asked, VERBS)} shoal help lists all".strip()
+        )
     module, name = VERBS[verb][0].split(":")
     function = getattr(importlib.import_module(f"shoal.app.{module}"), name)
     if verb == "train":  # its options are fields of the config, not arguments

@@ -191,10 +191,12 @@ def _row(run: RunFolder) -> dict[str, Any]:
             result = facts.get("result") or {}
             reached = result.get("return_mean")
             row["return"] = None if reached is None else float(reached)
+            row["steps"] = int(result.get("env_steps_per_agent") or 0)  # a sweep over shapes has no rows
         manifest.read_toml(run.config)
         last = last_rows(run.metrics)
         with manifest.reading(run.metrics):
-            row["steps"] = int(last[-1]["env_steps"]) if last else 0
+            if last:
+                row["steps"] = int(last[-1]["env_steps"])
             returns = np.array([agent.get("return_mean") for agent in last], float)
             if not result and np.isfinite(returns).any():
                 row["return"] = float(np.nanmean(returns))

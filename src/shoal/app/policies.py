@@ -21,7 +21,7 @@ from shoal.app import blame, catalogue
 from shoal.app.config import algo_kinds, convert
 from shoal.envs.spaces import describe, from_json, to_json, zeros
 from shoal.errors import ShoalError
-from shoal.nets import house_net
+from shoal.nets import net_of
 from shoal.nets.check import checked
 from shoal.rollout.device import choose, draw, spread
 from shoal.runs.folder import open_run, places, whole
@@ -40,10 +40,7 @@ KEYS = (
 def make_agent(algo: str, sizes: Any, net: str, obs_space: Space, action_space: Space) -> Agent:
     """The Agent that a run's settings describe; `net` is a name of the house's or module:make."""
     own = ":" in net
-    if own:
-        maker = checked(catalogue.load_net(net), net, blame.describe)
-    else:
-        maker = house_net(net, sizes.hidden, sizes.activation, getattr(sizes, "layer_norm", False))
+    maker = checked(catalogue.load_net(net), net, blame.describe) if own else net_of(net, sizes)
     return catalogue.load_algo(algo).make(obs_space, action_space, sizes, maker)
 
 

@@ -3,7 +3,7 @@
 runs/cartpole-ppo-k3f9/   manifest.json config.toml report.html   programs/0/ programs/1/ …   each a whole run
 """
 
-import time
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from shoal.app import session, sweep
+from shoal.app.assembly import assemble
 from shoal.app.config import OutputConfig, Settings, reopen, to_toml_tables
 from shoal.app.run import Run
-from shoal.runs import folder, manifest
+from shoal.runs import checkpoints, folder, manifest
 from shoal.runs.folder import RunFolder
 from shoal.training import events, loop
 
@@ -39,6 +40,8 @@ def train(
         for _, part in parts:
             session.train(part, output, listen)
         return None
+    for _, part in parts:
+        assemble(part)  # refuses what cannot be made, before anything trains
     run = folder.create(output.root, settings.train.env, settings.train.algo, output.out)
     with folder.lock(run):
         manifest.write_toml(run.config, *to_toml_tables(settings))
@@ -57,11 +60,23 @@ def resume(
     run = folder.open_run(path, output.root)
     if PARTS not in manifest.read_object(run.manifest):
         return session.resume(path, changes, output, listen, hook)
-    settings = reopen(run.config, {k: v for k, v in (changes or {}).items() if k in ("steps",)})
+    changes = session.lifted(changes)
+    settings = reopen(run.config, changes)
     with folder.lock(run):
+        _refuse_fewer(settings, run)
         manifest.write_toml(run.config, *to_toml_tables(settings))
         listen(_announced(sweep.programs(settings)))
-        return _train_parts(settings, run, changes or {}, output, listen, hook)
+        return _train_parts(settings, run, changes, output, listen, hook)
+
+
+def _refuse_fewer(settings: Settings, run: RunFolder) -> None:
+    """ShoalError where a part cannot go on with the steps asked for now; nothing is changed before."""
+    for place in sorted((run.path / PARTS).glob("*/manifest.json")):
+        part, facts = RunFolder(place.parent), manifest.read_object(place, "steps", "updates")
+        each = facts["steps"] // facts["updates"]
+        done = max(checkpoints.steps(part.checkpoints), default=0)
+        if done > -(-settings.train.steps // each):
+            raise session.has_more(part, done * each, settings.train.steps)
 
 
 def _announced(parts: list[tuple[str, Settings]]) -> events.Note:
@@ -78,7 +93,7 @@ def _train_parts(
     hook: loop.Hook | None,
 ) -> Run:
     """Begin or go on with each part; stops with the first that is stopped."""
-    began, parts, done = time.perf_counter(), sweep.programs(settings), []
+    parts, done = sweep.programs(settings), []
     for number, (label, part) in enumerate(parts):
         place = run.path / PARTS / str(number)
         inside = replace(output, out=str(place), root=str(place.parent))
@@ -86,11 +101,13 @@ def _train_parts(
         if (place / "manifest.json").is_file():
             one: Run | None = session.resume(place, changes, replace(inside, out=None), listen, hook)
         else:
+            if place.exists() and not checkpoints.steps(RunFolder(place).checkpoints):
+                shutil.rmtree(place)  # of a part that was killed while it began
             one = session.train(part, inside, listen, hook)
         if one is None or not one.finished:
             return Run.of(run)
         done.append((label, one.result))
-    total = time.perf_counter() - began
+    total = sum(result["total_s"] for _, result in done)
     known = manifest.read_object(run.manifest)
     manifest.write_json(run.manifest, known | dict(finished=True, result=_result(run, settings, done, total)))
     if output.report:
@@ -113,7 +130,7 @@ def _result(run: RunFolder, settings: Settings, done: list[tuple[str, dict]], to
     returns = np.concatenate([result["returns"] for result in results])
     agents, steps = every("agents"), float(every("env_steps").sum())
     columns = dict(return_mean=returns, return_greedy=np.repeat(every("return_greedy"), agents))
-    training_s = (every("env_steps") / every("env_steps_per_s")).sum()
+    training_s = (every("wall_s") - every("compile_s")).sum()
     summed = {name: round(float(every(name).sum()), 3) for name in ("wall_s", "compile_s")}
     kept = ("run", "agents", "return_mean", "return_iqm", "return_ci", "env_steps_per_s", "alive")
     return dict(
@@ -129,7 +146,7 @@ def _result(run: RunFolder, settings: Settings, done: list[tuple[str, dict]], to
         env_steps_per_s=round(steps / max(training_s, 1e-9), 1),
         **session.scores_of(columns),
         alive=int(every("alive").sum()),
-        diverged=[],
+        diverged=[f"{i}/{agent}" for i, (_, part) in enumerate(done) for agent in part["diverged"]],
         programs=[
             {"program": label, **{name: result[name] for name in kept}, "varied": result["varied"]}
             for label, result in done

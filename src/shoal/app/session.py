@@ -20,6 +20,7 @@ from shoal.app.config import OutputConfig, Settings, reopen, to_toml_tables
 from shoal.app.run import Run
 from shoal.app.selecting import selector, varied
 from shoal.errors import ShoalError
+from shoal.population import halving
 from shoal.population.lanes import identities, resize
 from shoal.runs import checkpoints, folder, manifest, statistics
 from shoal.runs.folder import RunFolder
@@ -71,9 +72,7 @@ def resume(
     --for), another `device` or number of `devices`.
     """
     began = time.perf_counter()
-    changes = dict(changes or {})
-    if "steps" in changes:
-        changes = {"stop_at": None, "for_s": None, **changes}
+    changes = lifted(changes)
     run = folder.open_run(path, output.root)
     settings = reopen(run.config, changes)
     with stopping() as stop, folder.lock(run):
@@ -83,6 +82,8 @@ def resume(
             return Run.of(run)
         made, compiler = assemble(settings), Compiler(listen)
         done = max(checkpoints.steps(run.checkpoints), default=0)
+        if before.get("finished") and not done:
+            raise ShoalError(f"{run.path} has finished, but its checkpoints are gone", "start a new run")
         _refuse_fewer(made, run, done)
         if before.get("finished") and done == made.plan.updates:
             _log.warning("%s has done all of these steps already", run.path)
@@ -94,6 +95,9 @@ def resume(
             return Run.of(run)
         if done:
             state, tally, notes = restored(made, run)
+            if settings.train.halving and halving.over(tally.judged, made.plan.updates):
+                made = made._replace(plan=made.plan._replace(select_every=0))
+                notes = (*notes, "nobody is replaced any more: who was judged was so by other --steps")
         else:
             state, tally = fresh_state(made, compiler)(), loop.Tally()
             notes = ("no checkpoint was written yet: starting from the beginning",)
@@ -103,7 +107,11 @@ def resume(
 
 
 def _reopened(made: Assembled, run: RunFolder, before: dict[str, Any], tally: loop.Tally) -> None:
-    """Make a folder that of an unfinished run again, as of its checkpoint."""
+    """Make a folder that of an unfinished run again, as of its checkpoint; what may be damaged first."""
+    evaluated = tally.updates - 1 if tally.updates == made.plan.updates else tally.updates
+    truncate_after(run.metrics, tally.updates)
+    truncate_after(run.lineage, tally.updates)
+    truncate_after(run.eval, evaluated)
     manifest.write_toml(run.config, *to_toml_tables(made.settings))
     now = facts(made)
     again = [*before.get("resumed", []), {"updates": tally.updates, **now}]
@@ -111,10 +119,6 @@ def _reopened(made: Assembled, run: RunFolder, before: dict[str, Any], tally: lo
     budget = {name: now[name] for name in ("finished", "steps", "steps_asked", "updates")}
     manifest.write_json(run.manifest, kept | budget | {"resumed": again})
     shutil.rmtree(run.policy, ignore_errors=True)  # of an older state; the checkpoint holds all of it
-    evaluated = tally.updates - 1 if tally.updates == made.plan.updates else tally.updates
-    truncate_after(run.metrics, tally.updates)
-    truncate_after(run.lineage, tally.updates)
-    truncate_after(run.eval, evaluated)
 
 
 def fresh_state(made: Assembled, compiler: Compiler) -> Callable[[], AgentState]:
@@ -147,11 +151,20 @@ def restored(made: Assembled, run: RunFolder) -> tuple[AgentState, loop.Tally, t
 
 def _refuse_fewer(made: Assembled, run: RunFolder, updates: int) -> None:
     if updates > made.plan.updates:
-        done, asked = updates * made.plan.steps_per_update, made.settings.train.steps
-        raise ShoalError(
-            f"{run.path} already has {done:,} env steps per agent, more than --steps {asked:,}",
-            "ask for more steps, or start a new run",
-        )
+        raise has_more(run, updates * made.plan.steps_per_update, made.settings.train.steps)
+
+
+def lifted(changes: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The changes to a run's settings; more steps lift what would stop it early."""
+    early = {"stop_at": None, "for_s": None} if changes and "steps" in changes else {}
+    return early | dict(changes or {})
+
+
+def has_more(run: RunFolder, done: int, asked: int) -> ShoalError:
+    return ShoalError(
+        f"{run.path} already has {done:,} env steps per agent, more than --steps {asked:,}",
+        "ask for more steps, or start a new run",
+    )
 
 
 class Store:
@@ -280,7 +293,8 @@ class _Training:
             total_s=round(time.perf_counter() - self.began, 3),
             compile_s=round(compile_s, 3),
             env_steps_per_s=round(env_steps / max(tally.train_s, 1e-9), 1),
-            **scores_of(columns),
+            **scores_of(columns)
+            | ({"return_ci": None} if train.pbt else {}),  # copies are no sample of agents
             agent_ids=ids.tolist(),
             varied={axis.name: columns[axis.name].tolist() for axis in self.made.axes},
             alive=int(np.sum(active)),

@@ -32,8 +32,12 @@ if TYPE_CHECKING:
     from shoal.population.search import Axis
 
 RANGE = re.compile(r"(log:)?([^,;:]+?)\.\.([^,;:]+?)(?::(\d+))?")
-HOW = "write a range, ppo.lr=log:1e-4..1e-2, or a list, ppo.ent_coef=0,0.01"
+HOW = (
+    "write a range, ppo.lr=log:1e-4..1e-2, points of one, ppo.clip=0.1..0.3:5, a list, ppo.ent_coef=0,0.01, "
+    "or lists of layers, ppo.hidden=64,64;128,128"
+)
 MOST_PROGRAMS = 64
+MOST_VALUES = 10_000
 
 
 class Spec(NamedTuple):
@@ -61,7 +65,10 @@ def read(text: str, kind: Any = float) -> Spec:
     name, equals, given = (part.strip() for part in text.partition("="))
     if not equals or not name or not given:
         raise ShoalError(f"--sweep {text} names no values", HOW)
-    if not (match := RANGE.fullmatch(given)):
+    match = RANGE.fullmatch(given)
+    if not match and ".." in given:
+        raise ShoalError(f"--sweep {text} is not a range", HOW)
+    if not match:
         cut = ";" if ";" in given or kind is tuple else ","
         values = tuple(part.strip() for part in given.split(cut) if part.strip())
         if len(set(values)) < max(2, len(values)):
@@ -72,13 +79,18 @@ def read(text: str, kind: Any = float) -> Spec:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ShoalError(f"--sweep {text}: {show_value(low)} should be below {show_value(high)}", HOW)
     if log and low <= 0:
-        raise ShoalError(f"--sweep {text}: a logarithmic range starts above 0", f"{name}={low:g}..{high:g}")
+        raise ShoalError(
+            f"--sweep {text}: a logarithmic range starts above 0", HOW if low < 0 else f"{name}=0..{high:g}"
+        )
     if number is None:
         return Spec(name, bool(log), (low, high), ())
     if int(number) < 2:
         raise ShoalError(f"--sweep {text} changes nothing", "at least two values, such as :5")
+    if int(number) > MOST_VALUES:
+        raise ShoalError(f"--sweep {text} has more values than {MOST_VALUES:,}", HOW)
     points = np.geomspace(low, high, int(number)) if log else np.linspace(low, high, int(number))
-    return Spec(name, False, None, tuple(f"{x:.6g}" for x in points))
+    points[[0, -1]] = low, high
+    return Spec(name, False, None, tuple(f"{x:.9g}" if x % 1 else str(int(x)) for x in points))
 
 
 # --- One program per shape --------------------------------------------------------------------
@@ -135,7 +147,9 @@ def _shaping(text: str, kind: Any) -> Spec:
     several = describe_kind(kind).startswith("whole numbers")
     spec = read(text, tuple if several else kind)
     if spec.ends:
-        raise ShoalError(f"--sweep {text}: {spec.name} shapes the program, so a range is endless", HOW)
+        raise ShoalError(
+            f"--sweep {text}: {spec.name} shapes the program, so a range is endless", "list values"
+        )
     values = [convert(spec.name, value, kind) for value in spec.values]
     if len(set(values)) < len(values):
         raise ShoalError(f"--sweep {text} repeats a value", HOW)
@@ -159,7 +173,8 @@ def axes(settings: Settings, env_defaults: Any) -> tuple["Axis", ...]:
         if spec.name.startswith("env."):
             named = env_defaults._asdict() if hasattr(env_defaults, "_asdict") else {}
             if field not in named:
-                raise ShoalError(f"there is no setting {spec.name}", nearest(field, named))
+                hint = nearest(spec.name, [f"env.{known}" for known in named])
+                raise ShoalError(f"there is no setting {spec.name}", hint)
             whole = np.asarray(named[field]).dtype.kind in "iu"
             values = [set_params(env_defaults, {field: x})._asdict()[field] for x in _ends(spec)]
         else:

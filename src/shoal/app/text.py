@@ -63,6 +63,15 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(map(aligned, [names, *cells]))
 
 
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The same as a Markdown table; thousands are set apart."""
+    if not rows:
+        return ""
+    shown = lambda x: f"{x:,}" if isinstance(x, int) else "–" if x is None else str(x)
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([shown(x) for x in row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def json_line(value: Any) -> str:
     """One line of strict JSON."""
     from shoal.runs.manifest import to_json

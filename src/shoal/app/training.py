@@ -1,4 +1,4 @@
-"""The verbs that compute: train, resume, eval, play, export, bench. What they do is in other modules."""
+"""The verbs that compute: train, resume, eval, play, export. What they do is in other modules."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -90,70 +90,6 @@ def export(
     print(text.json_line({"policy": made}) if json else made)
 
 
-def bench_ppo_cartpole(
-    agents: int = 16,  # trained together
-    envs: int = 4,  # per agent
-    steps_per_env: int = 128,  # per update
-    minibatches: int = 4,  # per epoch
-    rounds: int = 5,  # turns of each contestant
-    all: bool = False,  # the four workloads of the committed table instead
-    learn: bool = True,  # also train each to its end once, and show what it reaches
-    markdown: bool = False,  # a Markdown table instead
-    json: bool = False,  # end stdout with one line of JSON
-) -> None:
-    """Measure training speed beside others' programs, in turns: PPO on CartPole."""
-    from shoal.app import contest
-
-    one = contest.Workload(agents, envs, steps_per_env, minibatches)
-    rows = contest.run(contest.WORKLOADS if all else (one,), rounds, learn)
-    if markdown and not json:
-        print(contest.markdown(rows))
-    else:
-        hidden = () if json else ("versions", "steps_per_env", "minibatches", "note", "trained")
-        _show_rows([{k: v for k, v in row.items() if k not in hidden} for row in rows], json)
-
-
-def bench_peers() -> None:
-    """Install the programs to compare with, each in a venv of its own; about a gigabyte."""
-    from shoal.app import contest
-
-    contest.install_peers(print)
-
-
-def bench_act(
-    run: str = "last",  # a name under --root, a path, or `last`
-    /,
-    root: str = "runs",  # the folder of run folders
-    json: bool = False,  # end stdout with one line of JSON
-) -> None:
-    """Measure how fast trained agents act: latency and actions per second, for 1 to 1,024 agents."""
-    path = open_run(run, root).path
-    from shoal.app import bench
-
-    _show_rows(bench.act(path), json)
-
-
-def bench_overhead(
-    rounds: int = 12,  # pairs of one training with and one without
-    json: bool = False,  # end stdout with one line of JSON
-) -> None:
-    """Measure what rows, progress and checkpoints cost, against training without them."""
-    from shoal.app import bench
-
-    _show_rows(bench.overhead(rounds), json)
-
-
-def bench_presets(
-    env: str = "all",  # one env, or all that have a preset
-    /,
-    json: bool = False,  # end stdout with one line of JSON
-) -> None:
-    """Measure again what every preset scores, and how long it takes."""
-    from shoal.app import bench
-
-    _show_rows(bench.presets(None if env == "all" else env), json)
-
-
 # --- What is printed --------------------------------------------------------------------------
 
 
@@ -190,6 +126,12 @@ def summary(result: Mapping[str, Any]) -> str:
         f"{steps} env steps in {took} (compiling {compiling}; then {rate} steps/s); {total} with all else",
         f"all of it is in {result['path']}",
     ]
+    if varied := result.get("varied"):
+        best = result["agent_ids"].index(result["best_agent"])
+        values = ", ".join(f"{name} {column[best]:.3g}" for name, column in varied.items())
+        lines.insert(
+            1, f"best: agent {result['best_agent']}, {text.score(result['returns'][best])}, with {values}"
+        )
     if lost := result["diverged"]:
         named = ", ".join(map(str, lost[:8])) + (" …" if len(lost) > 8 else "")
         lines.insert(
@@ -207,7 +149,3 @@ def _returns(row: Mapping[str, Any]) -> str:
         f"return {text.score(row['return_mean'])}{interval}, IQM {text.score(row['return_iqm'])}, "
         f"greedy {text.score(row['return_greedy'])}"
     )
-
-
-def _show_rows(rows: Sequence[Mapping[str, Any]], json: bool) -> None:
-    print(text.json_line({"rows": list(rows)}) if json else text.table(rows))

@@ -50,7 +50,7 @@ def _scatter(row: list[tuple[str, np.ndarray]], returns: np.ndarray) -> str:
             axes.set_xlabel(name)
         plots[0].set_ylabel("final return")
 
-    return figure("knobs-" + row[0][0].replace(".", "-"), draw, 2.8, len(row))
+    return figure("knobs-" + row[0][0].replace(".", "-"), draw, 2.8, len(row), counts=False)
 
 
 def lineage(

@@ -37,10 +37,10 @@ def section(title: str, body: str, caption: str = "") -> str:
     return f"<section><h2>{title}</h2>{body}{caption}</section>"
 
 
-def figure(name: str, draw: Callable[..., None], height: float, plots: int = 1) -> str:
+def figure(name: str, draw: Callable[..., None], height: float, plots: int = 1, counts: bool = True) -> str:
     """An inline SVG of plots side by side, in the page's own colours and font. `name` keeps its ids apart.
 
-    `draw` is given the axes of each plot; whole numbers are written out below the first.
+    `draw` is given the axes of each plot; below the first are counts, written out, or else other numbers.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -66,7 +66,7 @@ def figure(name: str, draw: Callable[..., None], height: float, plots: int = 1) 
         drawing = Figure(figsize=(8, height), layout="constrained")
         axes = drawing.subplots(1, plots, squeeze=False)[0]
         draw(*axes)
-        if plots == 1:
+        if counts:
             axes[0].xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
         drawing.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         svg = file.getvalue()
