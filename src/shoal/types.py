@@ -188,4 +188,4 @@ class Net(NamedTuple):
     """A network: any pair (init, apply) serves, from Equinox, flax, haiku or plain JAX."""
 
     init: Callable[[Key], Params]
-    apply: Callable[[Params, Tree], Array]  # (params, obs [B, …]) -> [B, outputs]
+    apply: Callable[[Params, Tree], Array]  # (params, obs [B, …]) -> float32 [B, outputs]

@@ -48,6 +48,10 @@ def test_a_right_network_passes_as_it_is():
             "expected float32 [2, 2], got float32 [2, 1]",
         ),
         (lambda *_: (init, lambda params, obs: obs["b"][:, None] * jnp.ones(2, int)), "got int32 [2, 2]"),
+        (
+            lambda *_: (init, lambda params, obs: apply(params, obs).astype(jnp.bfloat16)),
+            "apply(params, obs) of 2 observations: expected float32 [2, 2], got bfloat16 [2, 2]",
+        ),
         (lambda *_: (init, lambda params, obs: (obs["a"],)), "got a tuple of ShapeDtypeStruct"),
         (lambda *_: (init, lambda params, obs: None), "got None"),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 import probes
 from probes import TINY, agent_for
-from shoal.algos import ppo
+from shoal.algos import ppo, sac
 from shoal.mesh import layout as layouts
 from shoal.mesh.layout import lay_out
 from shoal.population.lanes import identities, leave, stacked
@@ -62,8 +62,17 @@ def test_lanes_that_train_one_after_another_learn_what_they_learn_together(progr
     assert len(np.unique(sums["policy_loss"])) == 8
 
 
-def test_what_no_update_reads_is_told(programs):
+def test_what_nothing_depends_on_is_told(programs):
     recipe, *_ = programs
     assert unread(recipe) == (set(), set())
     still = recipe.env._replace(step=lambda k, s, a, p: probes.walk().step(k, s, a, recipe.env_params))
     assert unread(recipe._replace(env=still)) == (set(), {"p_end", "p_cut"})
+
+
+@pytest.mark.parametrize("tune_alpha", [True, False])
+def test_a_knob_that_acts_on_a_fresh_agent_alone_is_not_idle(tune_alpha):
+    """SAC's temperature starts at alpha where it is tuned; else it stays there, and no target is read."""
+    env = probes.target()
+    sizes = sac.Sizes(minibatches=1, batch_size=8, buffer_size=64, hidden=(4,), tune_alpha=tune_alpha)
+    recipe = Recipe(agent_for(env, sac, sizes), env, sac.Knobs(), env.default_params(), 4, 2)
+    assert unread(recipe) == (set() if tune_alpha else {"target_entropy"}, set())

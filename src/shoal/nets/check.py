@@ -43,9 +43,8 @@ def checked(make: NetMaker, name: str, describe: Callable[[Exception], str]) -> 
         batch = lambda leaf: jax.ShapeDtypeStruct((ROWS, *leaf.shape), leaf.dtype)
         obs = jax.tree.map(batch, obs_space, is_leaf=is_space)
         given = attempt("apply(params, obs)", jax.eval_shape, apply, params, obs)
-        fits = getattr(given, "shape", None) == (ROWS, outputs) and jnp.issubdtype(given.dtype, jnp.floating)
-        wanted = f"float32 [{ROWS}, {outputs}]"
-        expect(fits, f"apply(params, obs) of {ROWS} observations", wanted, _spec(given))
+        what, wanted = f"apply(params, obs) of {ROWS} observations", f"float32 [{ROWS}, {outputs}]"
+        expect(_spec(given) == wanted, what, wanted, _spec(given))
         return Net(init, apply)
 
     return checked_make

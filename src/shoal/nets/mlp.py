@@ -1,7 +1,7 @@
 """Multi-layer perceptron on Equinox linear layers, computed features-first when rows are many.
 
-With activations as [features, rows] the weight gradient is a product of contiguous rows, which XLA's
-CPU backend runs up to twice as fast (docs/adr/0002). A few rows, as in acting, are best left rows-first.
+With activations as [features, rows] the weight gradient is a product of contiguous rows, which is faster
+on XLA's CPU backend (docs/performance.md). A few rows, as in acting, are best left rows-first.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,6 @@ Rooms below hold plain functions for one agent. Here they are mapped over lanes,
 donated and compiled ahead of time, so that compiling is a visible phase and happens once.
 """
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -157,22 +156,22 @@ def compile_entry(recipe: Recipe, layout: Layout) -> Callable[[AgentState, np.in
 
 
 def unread(recipe: Recipe) -> tuple[set[str], set[str]]:
-    """Names of the knobs, and of the env's params, that nothing in an update depends on."""
-    one = partial(one_update.init, recipe.agent, recipe.env, envs_here=recipe.num_envs)
-    lane = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
-    arguments = identities(0, 1, 1, 1), stacked(recipe.knobs, 1), stacked(recipe.env_params, 1)
-    state = jax.eval_shape(one, *map(lane, arguments))
-    update = partial(one_update.update, recipe.agent, recipe.env, recipe.num_steps)
-    closed, shapes = jax.make_jaxpr(update, return_shape=True)(state)
-    place = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-    given = [place(path) for path, _ in jax.tree.leaves_with_path(state)]
-    asked = [not _SETTING.match(place(path)) for path, _ in jax.tree.leaves_with_path(shapes)]
-    _, read = dce_jaxpr(closed.jaxpr, asked)
-    idle = [match for name, used in zip(given, read) if not used and (match := _SETTING.match(name))]
-    return {m[2] for m in idle if m[1] != "env_params"}, {m[2] for m in idle if m[1] == "env_params"}
+    """Names of the knobs, and of the env's params, that a fresh agent's first update does not depend on."""
 
+    def first(identity, knobs, env_params):
+        state = one_update.init(recipe.agent, recipe.env, identity, knobs, env_params, recipe.num_envs)
+        state, metrics = one_update.update(recipe.agent, recipe.env, recipe.num_steps, state)
+        return state._replace(env_params=(), learner=state.learner._replace(knobs=())), metrics
 
-_SETTING = re.compile(r"(?:0/)?(learner/knobs|env_params)/(\w+)")
+    given = identities(0, 1, 1, 1), stacked(recipe.knobs, 1), stacked(recipe.env_params, 1)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), given)
+    jaxpr = jax.make_jaxpr(first)(*shapes).jaxpr
+    _, read = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    _, knobs, env_params = jax.tree.unflatten(jax.tree.structure(given), read)
+    idle = lambda tree: {
+        jax.tree_util.keystr(path, simple=True) for path, used in jax.tree.leaves_with_path(tree) if not used
+    }
+    return idle(knobs), idle(env_params)
 
 
 def compile_rollout(recipe: Recipe, layout: Layout) -> Callable[[AgentState, np.int32], Tree]:
