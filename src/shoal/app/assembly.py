@@ -20,7 +20,7 @@ from shoal.app.blame import describe
 from shoal.app.config import Settings, TrainConfig, group_of, set_params, split_algo
 from shoal.envs.check import form
 from shoal.errors import ShoalError
-from shoal.mesh.devices import Devices, memory, open_devices
+from shoal.mesh.devices import MATMUL_PRECISION, Devices, memory, open_devices
 from shoal.mesh.layout import Layout, lay_out
 from shoal.population import halving, search
 from shoal.population.lanes import stacked
@@ -257,8 +257,6 @@ def fingerprint(made: Assembled, packages: dict[str, str]) -> str:
 
 
 # --- Compiling --------------------------------------------------------------------------------
-
-MATMUL_PRECISION = "highest"  # float32 means float32, on GPUs (TF32) and TPUs (bfloat16) too
 
 
 class Compiler:

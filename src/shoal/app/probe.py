@@ -14,7 +14,8 @@ def probe() -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    from shoal.app.assembly import MATMUL_PRECISION, use_compile_cache
+    from shoal.app.assembly import use_compile_cache
+    from shoal.mesh.devices import MATMUL_PRECISION
 
     use_compile_cache()
     settings: Any = jax.config

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageDraw
 
+from shoal.mesh.devices import MATMUL_PRECISION
 from shoal.rollout import device
 from shoal.types import Agent, Array, Env, Tree
 
@@ -25,7 +26,8 @@ def film(path: Path, agent: Agent, env: Env, policies: Tree, env_params: Tree, l
     Returns the file written: `path` with the ending of the format that this machine can write.
     """
     limit = min(env.time_limit or STEPS, STEPS)
-    states, lengths = jax.jit(jax.vmap(partial(_episode, agent, env, limit)))(policies, env_params)
+    with jax.default_matmul_precision(MATMUL_PRECISION):
+        states, lengths = jax.jit(jax.vmap(partial(_episode, agent, env, limit)))(policies, env_params)
     lengths = np.asarray(lengths)
     steps = int(lengths.max())
     times = np.arange(0, steps, max(1, -(-steps // FRAMES)))

@@ -1,4 +1,4 @@
-"""Which devices a run uses: one XLA device per CPU core, or the accelerators there are."""
+"""Which devices a run uses, and how precisely: one XLA device per CPU core, or the accelerators there are."""
 
 import os
 import pathlib
@@ -8,6 +8,8 @@ from typing import NamedTuple
 import jax
 
 from shoal.errors import ShoalError
+
+MATMUL_PRECISION = "highest"  # float32 means float32, on GPUs (TF32) and TPUs (bfloat16) too
 
 CGROUP = pathlib.Path("/sys/fs/cgroup")
 MEMINFO = pathlib.Path("/proc/meminfo")
