@@ -1,19 +1,21 @@
 """Imports go down only, and the front door stays light: the shape of the package, read from its source."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src" / "shoal"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "shoal"
 LEVELS = (  # each room may import from the levels below its own, and from itself
     {"types", "errors"},
-    {"envs", "ops", "mesh", "runs", "traffic"},
-    {"rollout", "nets", "planning"},
+    {"envs", "ops", "mesh", "runs"},
+    {"rollout", "nets"},
     {"algos"},
-    {"population", "islands", "jobs", "lm"},
+    {"population"},
     {"training"},
     {"app"},
 )
@@ -49,9 +51,26 @@ def test_imports_go_down_only(file):
         assert LEVEL[other] < LEVEL[room], f"{file} imports shoal.{other}: {room} may not look there"
 
 
-def test_every_room_has_a_level():
-    rooms = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
-    assert rooms <= set(LEVEL)
+def test_the_levels_are_of_the_rooms_there_are():
+    places = [path for path in SOURCE.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))]
+    assert {path.stem for path in places} - {"__init__"} == set(LEVEL)
+
+
+def test_contributing_draws_these_arrows():
+    drawn = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("imports go down only:")[1].split(". ")[0]
+    assert [set(re.findall(r"`(\w+)`", level)) for level in drawn.split("→")] == [*reversed(LEVELS)]
+
+
+def test_only_programs_and_the_checks_of_envs_are_compiled():
+    """As CONTRIBUTING says."""
+    parsed = {file: ast.walk(ast.parse((SOURCE / file).read_text("utf-8"))) for file in FILES}
+    jits = {
+        file.as_posix()
+        for file, nodes in parsed.items()
+        if any(isinstance(node, ast.Attribute) and node.attr in ("jit", "filter_jit") for node in nodes)
+    }
+    below = {file for file in jits if not file.startswith(("training/", "app/"))}
+    assert below == {"envs/check.py", "envs/case.py"}
 
 
 def test_the_front_door_is_these_names():

@@ -47,7 +47,7 @@ def test_an_env_of_the_working_folder_is_found():
     ("spec", "said"),
     [
         ("cartpol", "did you mean cartpole?"),
-        ("gymnax:CartPole-v1", "pip install 'shoal[gymnax]'"),
+        ("gymnax:CartPole-v1", "shoal env new NAME"),
         ("my_env:mak", "did you mean make?"),
         ("my_env:bare", "without default_params, reset, step"),
         ("my_env:broken", "my_env.py:10"),

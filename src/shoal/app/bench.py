@@ -112,7 +112,11 @@ def presets(
     /,
     json: bool = False,  # end stdout with one line of JSON
 ) -> None:
-    """Measure again what every preset scores, and how long it takes."""
+    """Measure again what every preset scores, and how long it takes.
+
+    `wall_s` is compiling and training, without evaluation and report; `env_steps_per_s` is of all agents
+    together, and without compiling.
+    """
     from shoal.app import measure
 
     _show(measure.presets(None if env == "all" else env), json)

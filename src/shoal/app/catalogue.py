@@ -102,7 +102,7 @@ def _find(spec: str, known: Mapping[str, str], noun: str, listing: str) -> Any:
     if module in SUITES and noun == "env":
         raise ShoalError(
             f"{spec}: the adapter for {module} is not built yet",
-            f"it will come with pip install 'shoal[{module}]'; until then wrap the env: shoal env new NAME",
+            "wrap the env as one of your own: shoal env new NAME",
         )
     if not name:
         raise _unknown(spec, known, noun, listing)
