@@ -19,7 +19,7 @@ from shoal.ops.priorities import SMALLEST
 from shoal.ops.replay import Index
 from shoal.population.lanes import contained
 from shoal.training.program import Recipe, compile_chunk
-from shoal.types import Box, Discrete, MultiDiscrete
+from shoal.types import WHOLE, Batch, Box, Discrete, MultiDiscrete
 
 ENV = probes.walk()
 SMALL = Sizes(
@@ -213,6 +213,57 @@ def test_every_step_in_the_replay_has_a_priority_and_no_other_slot_has(history):
         priority, filled = state.learner.local.priority[0], min(3 * i, 8)
         assert priority.shape == (4, 8)
         assert np.all((np.asarray(priority) > 0) == (np.arange(8) < filled))
+
+
+def drawn(history, progress=0.5, n_step=2):
+    """A learner after steps 15, 16 and 17 of each env, which lie in slots 7, 0 and 1, and rows drawn then."""
+    rng, shape = np.random.default_rng(0), (3, 4)
+    columns = dict(
+        obs=rng.normal(size=(*shape, 2)).astype(np.float32),
+        action=rng.integers(0, 3, shape).astype(np.int32),
+        reward=rng.normal(size=shape).astype(np.float32),
+        terminated=np.zeros(shape, bool),
+        truncated=np.zeros(shape, bool),
+        final_obs=rng.normal(size=(*shape, 2)).astype(np.float32),
+    )
+    rest = dict(mask=None, extras={}, carry=(), keys=(), key=jax.random.key(3), progress=progress)
+    learner = lane(history[0][5].learner, 0)._replace(knobs=Knobs(gamma=0.9, beta=0.3))
+    learner = learner._replace(local=Local(jnp.asarray(rng.uniform(0.1, 2.0, (4, 8)), jnp.float32)))
+    prepare = agent_of(n_step=n_step).prepare
+    after, _, rows = jax.jit(lambda *given: prepare(*given, WHOLE))(learner, Batch(**columns, **rest))
+    assert after.written == 18
+    return after, rows
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.5, 1.0])
+def test_weights_undo_the_priorities_by_an_exponent_that_rises_to_1(history, progress):
+    """Schaul et al., section 3.4; every env has an equal share of a minibatch."""
+    learner, rows = drawn(history, progress)
+    priority = np.asarray(learner.local.priority, np.float64)
+    chance = priority / priority.sum(1, keepdims=True) / 4
+    raw = (32 * chance[rows.index.env, rows.index.slot]) ** -(0.3 + 0.7 * progress)
+    np.testing.assert_allclose(rows.weight, raw / raw.max(1, keepdims=True), rtol=1e-4)
+
+
+@pytest.mark.parametrize("n_step", [1, 2, 3])
+def test_rows_hold_returns_of_up_to_n_steps(history, n_step):
+    """Added up step by step, to an end or to the newest step."""
+    learner, rows = drawn(history, n_step=n_step)
+    ring, numbers = learner.replay, set()
+    for row in np.ndindex(rows.reward.shape):
+        env, slot, number, reward = rows.index.env[row], rows.index.slot[row], 0, 0.0
+        for step in range(10 + (slot - 2) % 8, 18):
+            last = env, step % 8
+            reward += 0.9**number * ring.reward[last]
+            number += 1
+            if number == n_step or ring.terminated[last] or ring.truncated[last]:
+                break
+        discount = 0.0 if ring.terminated[last] else 0.9**number
+        np.testing.assert_allclose(rows.reward[row], reward, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(rows.discount[row], discount, rtol=1e-6)
+        np.testing.assert_array_equal(rows.final_obs[row], ring.final_obs[last])
+        numbers.add(number)
+    assert numbers == set(range(1, n_step + 1))
 
 
 def test_a_masked_lane_stands_still_and_goes_on_as_if_it_had_not(history, step):
