@@ -9,7 +9,7 @@ import probes
 from probes import BUDGET, LANES, lane, tiny
 from shoal.algos import ppo
 from shoal.errors import ShoalError
-from shoal.population.lanes import all_finite, enter, identities, leave, refill, resize, stacked
+from shoal.population.lanes import all_finite, contained, enter, identities, leave, refill, resize, stacked
 
 MISSING = float("nan")
 
@@ -60,6 +60,25 @@ def test_an_agent_that_diverges_later_keeps_its_last_healthy_state(healthy):
     assert after.identity.updates.tolist() == [3, 3, 1, 3]
     assert after.identity.active.tolist() == [True, True, False, True]
     same(lane(after.learner.params, 2), lane(one.learner.params, 2))
+
+
+def test_a_nan_anywhere_in_what_was_learned_freezes_its_lane(healthy):
+    """In Adam's moments, say, while the parameters are finite still: an update later they are not."""
+    before = lane(healthy[0], 0)
+    parts, tree = jax.tree.flatten_with_path(before.learner)
+    frozen = set()
+    for i, (path, part) in enumerate(parts):
+        if jnp.issubdtype(part.dtype, jnp.floating):
+            leaves = [leaf for _, leaf in parts]
+            leaves[i] = jnp.ravel(part).at[-1].set(MISSING).reshape(part.shape)
+            sick = before._replace(learner=jax.tree.unflatten(tree, leaves))
+            after, _ = contained(lambda state: (sick, {}))(before)  # noqa: B023
+            if not after.identity.active:
+                frozen.add(path[0].name)
+                same(after.learner, before.learner)
+            else:
+                assert path[0].name == "knobs"
+    assert frozen == {"params", "adam", "progress", "obs_moments", "return_moments", "local"}
 
 
 def test_an_infinite_knob_is_not_a_divergence():

@@ -93,22 +93,21 @@ def test_a_copy_goes_on_with_random_streams_of_its_own(trained):
     assert not np.array_equal(actions(0), actions(1))
 
 
-def test_the_knobs_in_the_loss_are_the_mutated_ones(trained):
-    """A learning rate of 0 stands still, the mutated one moves by what it says."""
-    still = trained._replace(
-        learner=trained.learner._replace(
-            knobs=trained.learner.knobs._replace(lr=jnp.asarray([0.0, 1e-2, 1e-2, 1e-2]))
-        )
-    )
-    after, selection = chosen(still)
-    assert selection.parent[0] == 1
-    before, ahead = after.learner, tiny().step(after)[0].learner
-    moves = [
-        np.asarray(b - a)[0] for a, b in zip(jax.tree.leaves(before.params), jax.tree.leaves(ahead.params))
-    ]
-    largest = max(np.abs(move).max() for move in moves)
-    steps = probes.TINY.epochs * probes.TINY.minibatches
-    assert 0 < largest <= 4 * steps * float(before.knobs.lr[0])
+@pytest.mark.parametrize(("old", "new"), [(1e-2, 0.0), (0.0, 1e-2)])
+def test_moved_knobs_and_params_are_those_of_the_next_update(trained, old, new):
+    """A learning rate of 0 stands still, and where p_end is 1 every step ends an episode."""
+    only = lambda name, value: Axis(name, value, value, choices=(value,))
+    knobs = trained.learner.knobs._replace(lr=jnp.full(4, old))
+    state = trained._replace(learner=trained.learner._replace(knobs=knobs))
+    axes = only("ppo.lr", new), only("env.p_end", 1.0)
+    after, selection = jax.jit(partial(select, axes, jnp.int32(3)))(state)
+    assert selection.parent.tolist() == [1, 1, 2, 3]
+    ahead, metrics = tiny().step(after)
+    weight = lambda state: np.asarray(state.learner.params.critic[0].weight)
+    learned = (weight(ahead) != weight(after)).any((1, 2))
+    assert learned.tolist() == [new > 0] + 3 * [old > 0]
+    steps = probes.TINY.num_envs * probes.TINY.num_steps
+    assert (metrics["episodes"] == steps).tolist() == [True, False, False, False]
 
 
 def test_a_diverged_agent_is_replaced_and_active_again(trained):
