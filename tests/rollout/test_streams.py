@@ -6,9 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.rollout.streams import EVALUATE, INIT, LEARN, RESET, ROLLOUT, bulk, per_env, stream
+from shoal.rollout import streams
+from shoal.rollout.streams import (
+    EVALUATE,
+    INIT,
+    LEARN,
+    RESET,
+    ROLLOUT,
+    SEARCH,
+    SELECT,
+    bulk,
+    per_env,
+    stream,
+)
 
-PURPOSES = INIT, RESET, ROLLOUT, LEARN, EVALUATE
+PURPOSES = INIT, RESET, ROLLOUT, LEARN, EVALUATE, SEARCH, SELECT
 
 
 def bits(keys):
@@ -21,8 +33,10 @@ def test_streams_are_distinct_over_seeds_agents_purposes_updates_and_envs():
     assert len(set(bits(keys))) == len(numbers) * 6
 
 
-def test_purposes_are_five_different_numbers():
-    assert len(set(PURPOSES)) == 5
+def test_every_purpose_has_a_number_of_its_own():
+    """Two that share one would draw the same: a selection, say, what a search has drawn."""
+    assert len(set(PURPOSES)) == len(PURPOSES)
+    assert sorted(PURPOSES) == sorted(x for x in vars(streams).values() if type(x) is int)  # none is missing
 
 
 def test_small_numbers_in_different_places_do_not_meet():
