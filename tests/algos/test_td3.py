@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import kstest
 
 import probes
 from probes import lane
@@ -14,7 +15,8 @@ from shoal.algos.td3 import Knobs, Params, Rows, Sizes
 from shoal.errors import ShoalError
 from shoal.nets import house_net
 from shoal.ops.replay import Steps
-from shoal.types import Box, Discrete
+from shoal.rollout import device
+from shoal.types import WHOLE, Batch, Box, Discrete
 
 ENV = probes.walk(continuous=True)
 SMALL = Sizes(
@@ -28,7 +30,7 @@ SMALL = Sizes(
     hidden=(8,),
 )
 AGENT = probes.agent_for(ENV, td3, SMALL)
-KNOBS = Knobs(gamma=0.9, tau=0.1)
+KNOBS = Knobs(gamma=0.9, tau=0.1, smoothing=0.5, smoothing_clip=0.9)
 ROWS = 16
 OBS, VECTOR = Box(-1, 1, (2,)), Box(-1, 1, (1,))
 NET = house_net("auto", (8,), "relu")
@@ -73,7 +75,7 @@ def q(critics, which, obs, action):
 
 
 def plain_target(learner, row):
-    noise = jnp.clip(0.2 * row.noise, -0.5, 0.5)
+    noise = jnp.clip(0.5 * row.noise, -0.9, 0.9)
     action = jnp.clip(
         jnp.tanh(ACTOR.apply(learner.target.actor, row.steps.final_obs[None])[0]) + noise, -1, 1
     )
@@ -100,7 +102,8 @@ def test_gradient_and_metrics_are_those_of_the_papers_two_losses(grad):
     values, slopes = zip(*jax.jit(jax.vmap(plain))(rows.steps, rows.noise))
     numerator, count, outputs = grad(learner, (), rows)
     assert count == ROWS
-    assert np.any(np.abs(0.2 * rows.noise) > 0.5)  # some noise is clipped
+    clipped = np.abs(0.5 * rows.noise) > 0.9
+    assert 0 < clipped.sum() < ROWS
     close = lambda a, b: np.testing.assert_allclose(a, np.sum(b, 0), rtol=1e-4, atol=1e-3)
     jax.tree.map(close, numerator, Params(*slopes))
     close(outputs.metrics["policy_loss"] / SMALL.delay, values[0])
@@ -121,6 +124,20 @@ def test_a_step_bootstraps_through_truncation_and_not_through_termination():
     np.testing.assert_array_equal(target(some_rows(terminated=~never)), on.steps.reward)
     np.testing.assert_array_equal(target(some_rows(terminated=never, truncated=~never)), target(on))
     assert np.all(np.abs(target(on) - on.steps.reward) > 1e-4)
+
+
+def test_every_row_has_standard_normal_noise_of_its_own():
+    sizes = Sizes(num_envs=4, num_steps=3, minibatches=2, batch_size=2000, buffer_size=24, hidden=(8,))
+    agent, zero, never = probes.agent_for(ENV, td3, sizes), jnp.zeros((3, 4)), jnp.zeros((3, 4), bool)
+    learner = agent.init(jax.random.key(0), KNOBS)
+    learner = learner._replace(replay=device.spread(learner.replay, 4))
+    obs, action = jnp.zeros((3, 4, 2)), jnp.zeros((3, 4, 1))
+    columns = obs, None, action, zero, never, never, obs, {"vector": action}
+    batch = Batch(*columns, carry=(), keys=(), key=jax.random.key(1), progress=0.0)
+    noise = agent.prepare(learner, batch, WHOLE)[2].noise
+    assert noise.shape == (2, 2000, 1)
+    assert len(np.unique(noise)) > 3990
+    assert kstest(np.ravel(noise), "norm").pvalue > 1e-3
 
 
 # --- Step -------------------------------------------------------------------------------------
