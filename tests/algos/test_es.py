@@ -18,7 +18,7 @@ from shoal.errors import ShoalError
 from shoal.nets import house_net
 from shoal.nets.mlp import forward, linear
 from shoal.rollout import device
-from shoal.types import WHOLE, Batch, Box, Discrete
+from shoal.types import WHOLE, Batch, Box, Discrete, Outputs
 
 ENV = probes.walk()
 SIZES = Sizes(num_envs=6, num_steps=4, hidden=(5,))
@@ -203,6 +203,18 @@ def test_the_slope_points_uphill():
     names = np.concatenate([np.full(x.size, i) for i, x in enumerate(jax.tree.leaves(gradient))])
     assert names[uphill].tolist() == [0, 3]  # the first layer's weights, the last layer's biases
     np.testing.assert_allclose(slope[uphill[0]], 0.25, atol=0.05)
+
+
+@pytest.mark.parametrize(("anneal", "progress", "share"), [(True, 0.25, 0.75), (True, 1, 0), (False, 0.9, 1)])
+def test_the_learning_rate_falls_linearly_to_0_where_annealed_and_sigma_stays(anneal, progress, share):
+    """Adam's first step is as long as its rate."""
+    agent = probes.agent_for(ENV, es, Sizes(num_envs=6, num_steps=4, hidden=(5,), anneal=anneal))
+    learner = agent.init(jax.random.key(0), Knobs(lr=0.1, sigma=0.3))
+    learner = learner._replace(progress=jnp.float32(progress))
+    after = agent.apply(learner, jax.tree.map(jnp.ones_like, learner.params), Outputs({}))
+    close = lambda new, old: np.testing.assert_allclose(new, old - 0.1 * share, rtol=1e-4, atol=1e-6)
+    jax.tree.map(close, after.params, learner.params)
+    np.testing.assert_allclose(agent.policy(after).sigma, 0.3, rtol=1e-6)
 
 
 # --- Placement, sizes, networks ---------------------------------------------------------------

@@ -108,6 +108,25 @@ def test_gradient_and_metrics_are_those_of_the_mean_squared_error(prepared):
     close(outputs.metrics["q_value"], value)
 
 
+def test_steps_are_rectified_adams():
+    """Liu et al. 2020, algorithm 2; plain momentum up to rho = 5, as in the authors' code, not 4."""
+    gradients = np.random.default_rng(0).normal(1.0, 0.5, (9, 4))
+    w, mean, square, limit, rectified = np.zeros(4), 0.0, 0.0, 2 / (1 - 0.999) - 1, []
+    learner = pqn.Learner(Knobs(lr=0.1), {"w": jnp.zeros(4)}, (), jnp.float32(0))
+    learner = learner._replace(radam=pqn.RADAM.init(learner.params))
+    for t, gradient in enumerate(gradients, 1):
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+        step, freedom = mean / (1 - 0.9**t), limit - 2 * t * 0.999**t / (1 - 0.999**t)
+        rectified.append(freedom > 5)
+        if rectified[-1]:
+            known = (freedom - 4) * (freedom - 2) * limit / ((limit - 4) * (limit - 2) * freedom)
+            step *= np.sqrt(known * (1 - 0.999**t) / square)
+        w = w - 0.1 * step
+        learner = pqn._apply(Sizes(anneal=False), learner, {"w": jnp.asarray(gradient, jnp.float32)})
+        np.testing.assert_allclose(learner.params["w"], w, rtol=1e-3)
+    assert len(set(rectified)) == 2
+
+
 @pytest.mark.parametrize(("anneal", "progress", "share"), [(True, 0.25, 0.75), (True, 1, 0), (False, 0.9, 1)])
 def test_the_learning_rate_falls_linearly_to_0_where_annealed(anneal, progress, share):
     def moved(lr, progress, anneal):
