@@ -184,6 +184,17 @@ def test_discounted_returns_restart_with_each_episode_and_carry_over_rollouts():
     np.testing.assert_allclose(moments.mean[0], np.mean([1, 1.9, 1, 1.9]), rtol=1e-6)
 
 
+def test_a_reward_far_out_is_cut_at_ten_deviations():
+    """Huang et al. 2022, continuous actions, detail 9. Episodes of one step: returns are rewards."""
+    rewards = np.full((1000, 1), 0.01, np.float32)
+    rewards[[3, 70], 0] = 1.0, -1.0
+    sizes = Sizes(num_envs=1, num_steps=1000, normalize_reward=True)
+    scale = jax.jit(lambda batch: ppo.scaled_reward(sizes, bare_learner(), batch, WHOLE)[0][:, 0])
+    got = np.asarray(scale(bare_batch(rewards, ended=np.ones(1000, bool))))
+    assert got[[3, 70]].tolist() == [10, -10]
+    np.testing.assert_allclose(np.delete(got, [3, 70]), 0.01 / rewards.std(), rtol=1e-4)
+
+
 def bare_learner():
     knobs = Knobs()._replace(gamma=jnp.float32(0.9))
     zero = no_moments(jnp.zeros(()))
@@ -303,6 +314,12 @@ def test_a_gradient_is_clipped_by_its_global_norm(norm, want):
     """Read off Adam's first moment, a tenth of what it was given."""
     after = stepped(Sizes(), Knobs(max_grad_norm=0.5), 0.0, norm)
     np.testing.assert_allclose(10 * np.linalg.norm(after.adam.mu["w"]), want, rtol=1e-4)
+
+
+def test_a_gradient_as_small_as_adams_eps_takes_half_a_step():
+    """lr * g / (g + eps), with the 1e-5 of Huang et al. 2022, detail 3."""
+    after = stepped(Sizes(), Knobs(lr=0.1), 0.0, 2e-5)  # 1e-5 in each of four entries
+    np.testing.assert_allclose(after.params["w"], -0.05, rtol=1e-3)
 
 
 def test_a_zero_gradient_and_no_clipping_are_finite():

@@ -63,6 +63,14 @@ def test_gates_start_orthogonal_and_the_state_empty():
     assert NET.carry().tolist() == [0] * H
 
 
+def test_what_the_gates_get_is_at_first_as_long_on_average_as_what_is_encoded():
+    net = recurrent.make(house_net("auto", (), "tanh"), Box(-1, 1, (2,)), 3, 1.0, H)
+    (layer,) = jax.jit(net.init)(jax.random.key(0)).encoder
+    seen = np.random.default_rng(0).normal(size=(7, 2))
+    gates = (seen @ layer.weight.T).reshape(7, 3, H)
+    np.testing.assert_allclose((gates**2).sum(2).mean(1), (seen**2).sum(1), rtol=1e-4)
+
+
 def test_what_was_seen_is_remembered_within_an_episode_only():
     other = OBS.at[0].add(1.0)
     *_, one = NET.unroll(PARAMS, START, OBS, FRESH)
