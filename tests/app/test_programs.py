@@ -9,12 +9,13 @@ import jax
 import numpy as np
 import pytest
 
-from shoal.app import afterwards, policies, programs, session
+from shoal.app import afterwards, past, policies, programs, session, watch
 from shoal.app.assembly import assemble
 from shoal.app.config import OutputConfig, resolve
 from shoal.app.main import main
 from shoal.app.run import Run
 from shoal.errors import ShoalError
+from shoal.runs import folder
 from shoal.runs.metrics import read_rows
 from shoal.training import events
 
@@ -193,8 +194,7 @@ def test_programs_run_one_after_the_other_and_are_announced(tmp_path):
     assert run.result["returns"] == [x for part in run.programs for x in part.result["returns"]]
     assert run.result["env_steps"] == 5 * 320
     assert [row["program"] for row in run.result["programs"]] == ["ppo.hidden=4", "ppo.hidden=8,4"]
-    best = max(run.programs, key=lambda part: part.returns.max())
-    assert run.best().returns[0] == best.returns.max()
+    assert run.best().returns[0] == run.returns.max()
 
 
 def test_a_stopped_sweep_resumes_the_part_that_was_stopped_and_begins_the_rest(tmp_path):
@@ -213,11 +213,71 @@ def test_a_stopped_sweep_resumes_the_part_that_was_stopped_and_begins_the_rest(t
     done = programs.resume(half.path, None, output(tmp_path / "x", out=None))
     assert done.finished
     assert done.result["returns"] == whole.result["returns"]
-    with pytest.raises(ShoalError, match="sweep of 3 programs"):
-        policies.load(done.path)
-    with pytest.raises(ShoalError, match="sweep of 3 programs") as error:
-        afterwards.evaluate(done.path)
-    assert str(done.programs[0].path) in error.value.hint
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """A finished sweep over shapes and a knob: programs of 3 and 2 agents."""
+    sweep = ("ppo.hidden=4;8,4", "ppo.lr=log:1e-4..1e-1")
+    run = trained(tmp_path_factory.mktemp("runs") / "shapes", sweep=sweep, steps=320, agents=5)
+    return run, max(run.programs, key=lambda part: part.returns.max())
+
+
+def test_the_best_of_a_sweep_over_shapes_is_loaded_exported_and_named(shapes, tmp_path):
+    run, best = shapes
+    best_agent = policies.load(best.path)
+    loaded = policies.load(run.path)
+    assert loaded.agents == best_agent.agents
+    np.testing.assert_array_equal(loaded.returns, best.returns.max())
+    exported = policies.load(afterwards.export(run.path, tmp_path / "policy"), "all")
+    np.testing.assert_array_equal(exported.returns, best.returns)
+    assert run.result["best_agent"] == f"{best.path.name}/{best_agent.agents[0]}"
+    assert run.result["varied"]["ppo.hidden"] == ["4"] * 3 + ["8,4"] * 2
+    lr = run.result["varied"]["ppo.lr"]
+    assert lr[:2] == lr[3:]  # shapes are compared at the same draws of a knob
+    with pytest.raises(ShoalError, match="each with agents of its own numbers") as error:
+        policies.load(run.path, "all")
+    assert str(run.programs[0].path) in error.value.hint
+
+
+def test_a_sweep_over_shapes_is_evaluated_and_read_as_a_whole(shapes):
+    run, _ = shapes
+    row = afterwards.evaluate(run.path)
+    assert row["returns"] == run.result["returns"]
+    assert row["agents"] == 5
+    rows = run.metrics()
+    assert sorted(set(zip(rows["program"], rows["agent"]))) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+
+
+def test_a_program_goes_by_its_place_in_the_sweep(shapes):
+    run, _ = shapes
+    part = folder.open_run("shapes/programs/1", run.path.parent)
+    assert part.name == "shapes/programs/1"
+    assert folder.open_run("shapes/programs/last", run.path.parent).path.resolve() == part.path.resolve()
+
+
+def test_watching_a_sweep_follows_its_newest_program(shapes, capsys):
+    run, _ = shapes
+    watch.watch(str(run.path))
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1] == f"{run.path}: finished"
+    assert f"{run.path / 'programs' / '1'}:" in said.out
+    assert f"{run.path / 'programs' / '0'}:" not in said.out
+
+
+def test_what_differs_is_shown_by_its_range(shapes, capsys):
+    run, _ = shapes
+    for path, expected in (
+        (run.path, {"ppo.hidden": "4;8,4", "ppo.lr": "log:1e-4..1e-1"}),
+        (run.programs[1].path, {"ppo.lr": "log 0.0001 … 0.1"}),
+    ):
+        past.show(str(path))
+        lines = capsys.readouterr().out.splitlines()
+        for name, values in expected.items():
+            (line,) = (line for line in lines if line.startswith(f"{name} "))
+            assert values in line
+            assert "differs between agents" in line
+    assert any(line.split() == ["ppo.hidden", "8,4", "sweep"] for line in lines)
 
 
 def test_the_command_line_takes_several_sweeps(tmp_path, monkeypatch, capsys):

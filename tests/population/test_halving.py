@@ -22,14 +22,14 @@ def at(age, number):
 
 
 def test_the_best_third_goes_on():
-    stopped, history = judge((), 27, at(1, 9), np.arange(9.0))
+    stopped, history = judge((), 27, 26, at(1, 9), np.arange(9.0))
     assert stopped.tolist() == [True] * 6 + [False] * 3
     assert [row.rung for row in history] == [1] * 9
 
 
 def test_later_agents_are_judged_against_all_earlier_ones():
-    _, history = judge((), 27, at(1, 9), np.arange(9.0))
-    stopped, history = judge(history, 27, at(1, 2), np.array([5.0, 8.5]))
+    _, history = judge((), 27, 26, at(1, 9), np.arange(9.0))
+    stopped, history = judge(history, 27, 25, at(1, 2), np.array([5.0, 8.5]))
     assert stopped.tolist() == [True, False]
     assert len(history) == 11
 
@@ -41,7 +41,7 @@ def test_whoever_is_stopped_is_not_among_the_best_third_of_its_rung(seed):
     for _ in range(6):
         ages = rng.choice([1, 2, 3, 9, 20], 8)
         scores = rng.normal(size=8)
-        stopped, history = judge([list(row) for row in history], 27, ages, scores)  # as read from JSON
+        stopped, history = judge([list(row) for row in history], 27, 20, ages, scores)  # as read from JSON
         for age, score, stop in zip(ages, scores, stopped):
             if age not in rungs(27):
                 assert not stop
@@ -52,6 +52,14 @@ def test_whoever_is_stopped_is_not_among_the_best_third_of_its_rung(seed):
 
 
 def test_an_agent_without_a_score_is_not_judged_and_one_that_diverged_stops_at_any_age():
-    stopped, history = judge((), 27, np.array([1, 1, 2, 1]), np.array([NAN, 3.0, LOST, LOST]))
+    stopped, history = judge((), 27, 26, np.array([1, 1, 2, 1]), np.array([NAN, 3.0, LOST, LOST]))
     assert stopped.tolist() == [False, False, True, True]
     assert history == [Judged(1, 3.0), Judged(1, LOST)]
+
+
+def test_nobody_makes_room_for_who_could_not_reach_the_first_rung():
+    scores = np.array([0.0, 1.0, 2.0, LOST])
+    for left, any_stopped in ((4, True), (3, False)):
+        stopped, history = judge((), 100, left, at(12, 4), scores)
+        assert stopped.any() == any_stopped
+        assert len(history) == 4

@@ -39,6 +39,12 @@ def test_each_knob_has_its_plot_and_programs_are_listed_best_first():
     assert "ppo.lr" in page
     assert "ppo.clip" in page
     assert knobs({"returns": [1.0]}) == ""
+    shaped = {"returns": [1.0, 2.0], "varied": {"net": ["mlp", "cnn"], "ppo.lr": [1e-4, 1e-2]}}
+    programs_of = [dict(program=f"net={net}", agents=1) for net in ("mlp", "cnn")]
+    page = knobs(shaped | {"programs": programs_of})
+    for words in (">mlp<", ">cnn<", ">net=mlp<", ">net=cnn<"):  # ticks, and a legend of colours
+        assert words in page
+    assert ">net=mlp<" not in knobs(shaped)
     row = dict(return_iqm=1.0, agents=1, env_steps_per_s=10.0)
     table = programs(
         {

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shoal.algos.update import AgentState
 from shoal.app import catalogue, policies, text, video
@@ -35,32 +36,35 @@ def evaluate(
     Seed 0 plays the episodes that training ends with and that the best agent is chosen by; another seed
     plays others, for a score that is free of that choice.
     """
-    made, run, _, columns = _evaluated(path, episodes, root, listen, seed)
+    run = folder.open_run(path, root)
+    begun = [part for part in folder.parts(run) or [run] if checkpoints.steps(part.checkpoints)]
+    if not begun:
+        raise ShoalError(f"{run.path} has no checkpoint yet", f"shoal resume {run.path}")
+    each = [_evaluated(part, episodes, listen, seed) for part in begun]
+    made = each[0][0]
+    columns = {name: np.concatenate([columns[name] for *_, columns in each]) for name in each[0][-1]}
     return dict(
         run=run.name,
         env=made.settings.train.env,
         algo=made.settings.train.algo,
-        agents=made.plan.agents,
+        agents=len(columns["agent"]),
         episodes=int(columns["episodes"][0]),
-        env_steps_per_agent=int(columns["env_steps"][0]),
+        env_steps_per_agent=int(columns["env_steps"].max()),
         unfinished=int(columns["unfinished"].sum()),
         **scores_of(columns),
     )
 
 
 def _evaluated(
-    path: str | Path, episodes: int | None, root: str | Path, listen: loop.Listener, seed: int = 0
-) -> tuple[Assembled, RunFolder, AgentState, dict[str, Any]]:
-    """A run's newest state and the columns of an evaluation of it."""
-    run = folder.whole(folder.open_run(path, root))
+    run: RunFolder, episodes: int | None, listen: loop.Listener, seed: int = 0
+) -> tuple[Assembled, AgentState, dict[str, Any]]:
+    """The newest state of a run of one program, and the columns of an evaluation of it."""
     changed = {} if episodes is None else {"eval_episodes": episodes}
     made = assemble(reopen(run.config, changed))
-    if not checkpoints.steps(run.checkpoints):
-        raise ShoalError(f"{run.path} has no checkpoint yet", f"shoal resume {run.path}")
     state, tally, _ = restored(made, run)
     scores = jax.device_get(Compiler(listen).evaluation(made, seed)(state))
     columns = loop.evaluation_columns(made.plan, tally, state, scores) | varied(made)(state)
-    return made, run, state, columns
+    return made, state, columns
 
 
 def play(
@@ -72,7 +76,7 @@ def play(
     run_policy = policies.load(path, agent, root)
     contract = run_policy.contract
     env = catalogue.load_env(contract["env"])._replace(time_limit=contract["time_limit"])
-    source = policies.folder_of(path, root)
+    source = policies.folder_of(path, root, agent)
     if env.render is None:
         raise ShoalError(f"{env.name} cannot draw itself", "give its Env a render(state, params) function")
     with reading(source / policies.CONTRACT):
@@ -87,7 +91,8 @@ def play(
 def export(path: str | Path, out: str | Path, agents: str | int = "all", root: str | Path = "runs") -> Path:
     """Write a run's policies (all of them, or best, median, worst, an id) to a new folder `out`.
 
-    A run that was stopped before its end is evaluated first.
+    A run that was stopped before its end is evaluated first. Of a sweep over shapes it is the program with
+    the best agent that is exported; the others are runs of their own.
     """
     out = Path(out)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
@@ -96,8 +101,11 @@ def export(path: str | Path, out: str | Path, agents: str | int = "all", root: s
         try:
             source = policies.folder_of(path, root)
         except ShoalError:
+            run = folder.open_run(path, root)
+            if not checkpoints.steps(run.checkpoints):
+                raise
             source = Path(place)
-            made, _, state, columns = _evaluated(path, None, root, lambda event: None)
+            made, state, columns = _evaluated(run, None, lambda event: None)
             write_policy(made, source, resize(state, made.plan.agents), columns)
         policies.load(source, agents)  # refuses what could not be loaded from there either
         policies.write_subset(source, out, agents)

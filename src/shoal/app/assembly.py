@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal.app import catalogue, policies, sweep, text
 from shoal.app.blame import describe
-from shoal.app.config import Settings, TrainConfig, group_of, set_params, split_algo
+from shoal.app.config import VARIES, Settings, TrainConfig, group_of, set_params, split_algo
 from shoal.envs.check import form
 from shoal.errors import ShoalError
 from shoal.mesh.devices import MATMUL_PRECISION, Devices, memory, open_devices
@@ -87,6 +87,8 @@ def assemble(settings: Settings) -> Assembled:
     )
     if axes := sweep.axes(settings, env.default_params()):
         sweep.refuse_idle(axes, *program.unread(recipe), train.algo)
+        varied = dict.fromkeys((axis.name for axis in axes), VARIES)
+        settings = dataclasses.replace(settings, origins=settings.origins | varied)
     learner = jax.eval_shape(agent.init, jax.random.key(0), knobs)
     made = Assembled(
         settings, devices, env, env_params, knobs, sizes, agent, layout, recipe, plan, axes, learner
@@ -225,6 +227,8 @@ def facts(made: Assembled) -> dict[str, Any]:
         mesh=dict(mesh.shape),
         precision=dict(params="float32", matmul=MATMUL_PRECISION),
         reset="fresh",
+        pbt=made.settings.train.pbt,
+        halving=made.settings.train.halving,
         varied={axis.name: _range_of(axis) for axis in made.axes},
         updates=made.plan.updates,
         steps_asked=made.settings.train.steps,

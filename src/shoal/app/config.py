@@ -329,6 +329,9 @@ def comments(cls: Any) -> dict[str, str]:
     return dict(re.findall(r"^    (\w+): [^#\n]*#\s*(.+)$", source, re.MULTILINE))
 
 
+VARIES = "differs between agents"  # the origin of a setting that is swept; its value is then of no agent
+
+
 def _dotted(table: str, key: str) -> str:
     return key if table == "train" else f"{table}.{key}"
 

@@ -21,7 +21,7 @@ from shoal.app.config import OutputConfig, nearest, resolve
 from shoal.app.presets import PRESETS
 from shoal.app.session import Store, fresh_state, train
 from shoal.errors import ShoalError
-from shoal.mesh.devices import MATMUL_PRECISION, open_devices
+from shoal.mesh.devices import open_devices
 from shoal.runs import folder, statistics
 from shoal.training import loop
 from shoal.training.signals import Stop
@@ -41,8 +41,7 @@ def act(path: str | Path) -> list[Row]:
     use_compile_cache()
     open_devices()
     trained = policies.load(path, "all")
-    with jax.default_matmul_precision(MATMUL_PRECISION):
-        return [_act_row(trained, agents) for agents in SIZES]
+    return [_act_row(trained, agents) for agents in SIZES]
 
 
 def _act_row(trained: policies.Policy, agents: int) -> Row:

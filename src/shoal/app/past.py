@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.app import text
-from shoal.app.config import convert, nearest, read_recorded, show_value
+from shoal.app.config import VARIES, convert, nearest, read_recorded, show_value
 from shoal.errors import ShoalError
 from shoal.runs import folder, manifest, statistics
 from shoal.runs.folder import RunFolder
@@ -107,6 +107,12 @@ def show(
     for note in facts.get("notes") or ():
         print(f"note: {note}")
     print()
+    swept = {
+        name.strip(): values.strip()
+        for name, _, values in (x.partition("=") for x in settings.get("sweep", ()))
+    }
+    swept |= facts.get("varied") or {}
+    settings, origins = settings | swept, origins | dict.fromkeys(swept, VARIES)
     rows = [dict(setting=k, value=show_value(v), origin=origins.get(k, "")) for k, v in settings.items()]
     print(text.table(rows))
 

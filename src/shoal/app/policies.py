@@ -4,6 +4,7 @@
 named by its path in the Policy tree; `contract.json` says what goes in and comes out and how to rebuild it.
 """
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -21,10 +22,11 @@ from shoal.app import blame, catalogue
 from shoal.app.config import algo_kinds, convert
 from shoal.envs.spaces import describe, from_json, to_json, zeros
 from shoal.errors import ShoalError
+from shoal.mesh.devices import MATMUL_PRECISION
 from shoal.nets import net_of
 from shoal.nets.check import checked
 from shoal.rollout.device import choose, draw, spread
-from shoal.runs.folder import open_run, places, whole
+from shoal.runs.folder import open_run, parts, places
 from shoal.runs.manifest import read_object, reading, write_json
 from shoal.types import Agent, Space, Tree, is_space
 
@@ -81,7 +83,8 @@ class Policy:
                 noise = None if key is None else draw(agent, jax.random.split(key, rows))
                 return agent.act(policy, carry, obs, mask, noise)[:2]
 
-            return jax.vmap(one)(policy, carry, obs, mask, key)
+            with jax.default_matmul_precision(MATMUL_PRECISION):
+                return jax.vmap(one)(policy, carry, obs, mask, key)
 
         def act(policy, obs, mask, key):
             carry = spread(spread(agent.carry(), jax.tree.leaves(obs)[0].shape[1]), len(self.agents))
@@ -185,9 +188,10 @@ def load(path: str | Path, agents: Which = "best", root: str | Path = "runs") ->
     """The policy of a run or of an exported folder.
 
     `agents`: `best`, `median` or `worst` by evaluation return, an agent's id, `all`, or a list of ids. One
-    agent acts on obs as the env gives it; `all` and lists are a population, [P, B, …].
+    agent acts on obs as the env gives it; `all` and lists are a population, [P, B, …]. A sweep over shapes
+    has a population in each of its programs, and itself only a `best`.
     """
-    folder = folder_of(path, root)
+    folder = folder_of(path, root, agents)
     contract = _contract(folder)
     chosen = choose_agents(contract["returns"], contract["agents"], agents)
     agent, like = _rebuilt(folder / CONTRACT, contract)
@@ -222,8 +226,10 @@ def choose_agents(returns: list[float], ids: list[int], which: Which) -> list[in
     try:
         return [ids.index(int(which) if isinstance(which, str) else operator.index(which))]  # type: ignore[arg-type]
     except (ValueError, TypeError):
+        row = ids == list(range(ids[0], ids[0] + len(ids)))
+        known = f"from {ids[0]} to {ids[-1]}" if row else f"of {', '.join(map(str, sorted(ids)))}"
         raise ShoalError(
-            f"there is no agent {which!r}", f"use best, median, worst, or an id from {ids[0]} to {ids[-1]}"
+            f"there is no agent {which!r}", f"use best, median, worst, or an id {known}"
         ) from None
 
 
@@ -241,14 +247,33 @@ def write_subset(source: Path, out: Path, agents: Which) -> None:
         raise ShoalError(f"Cannot write a policy to {out}: {error}", "choose another folder") from error
 
 
-def folder_of(path: str | Path, root: str | Path = "runs") -> Path:
-    """Where the policy of a run, or of an exported folder, lies; ShoalError where there is none."""
+def folder_of(path: str | Path, root: str | Path = "runs", agents: Which = "best") -> Path:
+    """Where the policy of a run, or of an exported folder, lies; ShoalError where there is none.
+
+    Of a sweep over shapes, it is that of the program with the best agent.
+    """
     for place in places(path, root):
         for folder in (place, place / "policy"):
             if (folder / CONTRACT).is_file():
                 return folder
-    run = whole(open_run(path, root))
-    raise ShoalError(f"{run.path} has no policy yet", f"the run has not finished: shoal resume {run.path}")
+    run = open_run(path, root)
+    found = [part.policy for part in parts(run) if (part.policy / CONTRACT).is_file()]
+    if not found:
+        raise ShoalError(
+            f"{run.path} has no policy yet", f"the run has not finished: shoal resume {run.path}"
+        )
+    if not (isinstance(agents, str) and agents == "best"):
+        raise ShoalError(
+            f"{run.path} is a sweep of several programs, each with agents of its own numbers",
+            f"name one of them, such as {found[0].parent}",
+        )
+    return max(found, key=_best_return)
+
+
+def _best_return(folder: Path) -> float:
+    contract = _contract(folder)
+    best = choose_agents(contract["returns"], contract["agents"], "best")[0]
+    return -math.inf if (value := contract["returns"][best]) is None else value
 
 
 def _contract(folder: Path) -> dict[str, Any]:

@@ -13,13 +13,11 @@ import numpy as np
 
 from shoal.app import session, sweep
 from shoal.app.assembly import assemble
-from shoal.app.config import OutputConfig, Settings, reopen, to_toml_tables
+from shoal.app.config import VARIES, OutputConfig, Settings, reopen, to_toml_tables
 from shoal.app.run import Run
 from shoal.runs import checkpoints, folder, manifest
-from shoal.runs.folder import RunFolder
+from shoal.runs.folder import PARTS, RunFolder
 from shoal.training import events, loop
-
-PARTS = "programs"  # the folder of a run's parts
 
 
 def train(
@@ -34,18 +32,18 @@ def train(
     """
     parts = sweep.programs(settings)
     if len(parts) == 1:
-        return session.train(parts[0][1], output, listen, hook)
+        return session.train(parts[0].settings, output, listen, hook)
     listen(_announced(parts))
     if output.dry_run:
-        for _, part in parts:
-            session.train(part, output, listen)
+        for part in parts:
+            session.train(part.settings, output, listen)
         return None
-    for _, part in parts:
-        assemble(part)  # refuses what cannot be made, before anything trains
+    for part in parts:
+        assemble(part.settings)  # refuses what cannot be made, before anything trains
     run = folder.create(output.root, settings.train.env, settings.train.algo, output.out)
     with folder.lock(run):
-        manifest.write_toml(run.config, *to_toml_tables(settings))
-        manifest.write_json(run.manifest, _facts(settings, parts))
+        _write_config(run, settings)
+        manifest.write_json(run.manifest, _facts(settings))
         return _train_parts(settings, run, {}, output, listen, hook)
 
 
@@ -64,9 +62,15 @@ def resume(
     settings = reopen(run.config, changes)
     with folder.lock(run):
         _refuse_fewer(settings, run)
-        manifest.write_toml(run.config, *to_toml_tables(settings))
+        _write_config(run, settings)
         listen(_announced(sweep.programs(settings)))
         return _train_parts(settings, run, changes, output, listen, hook)
+
+
+def _write_config(run: RunFolder, settings: Settings) -> None:
+    swept = dict.fromkeys(map(sweep.name_of, settings.train.sweep), VARIES)
+    marked = replace(settings, origins=settings.origins | swept)
+    manifest.write_toml(run.config, *to_toml_tables(marked))
 
 
 def _refuse_fewer(settings: Settings, run: RunFolder) -> None:
@@ -79,8 +83,8 @@ def _refuse_fewer(settings: Settings, run: RunFolder) -> None:
             raise session.has_more(part, done * each, settings.train.steps)
 
 
-def _announced(parts: list[tuple[str, Settings]]) -> events.Note:
-    each = ", ".join(f"{label} ({part.train.agents} agents)" for label, part in parts)
+def _announced(parts: list[sweep.Program]) -> events.Note:
+    each = ", ".join(f"{part.label} ({part.settings.train.agents} agents)" for part in parts)
     return events.Note(f"{len(parts)} programs to compile, one after the other: {each}")
 
 
@@ -94,22 +98,21 @@ def _train_parts(
 ) -> Run:
     """Begin or go on with each part; stops with the first that is stopped."""
     parts, done = sweep.programs(settings), []
-    for number, (label, part) in enumerate(parts):
+    for number, part in enumerate(parts):
         place = run.path / PARTS / str(number)
         inside = replace(output, out=str(place), root=str(place.parent))
-        listen(events.Note(f"program {number + 1} of {len(parts)}: {label}"))
+        listen(events.Note(f"program {number + 1} of {len(parts)}: {part.label}"))
         if (place / "manifest.json").is_file():
             one: Run | None = session.resume(place, changes, replace(inside, out=None), listen, hook)
         else:
             if place.exists() and not checkpoints.steps(RunFolder(place).checkpoints):
                 shutil.rmtree(place)  # of a part that was killed while it began
-            one = session.train(part, inside, listen, hook)
+            one = session.train(part.settings, inside, listen, hook)
         if one is None or not one.finished:
             return Run.of(run)
-        done.append((label, one.result))
-    total = sum(result["total_s"] for _, result in done)
+        done.append((part, one.result))
     known = manifest.read_object(run.manifest)
-    manifest.write_json(run.manifest, known | dict(finished=True, result=_result(run, settings, done, total)))
+    manifest.write_json(run.manifest, known | dict(finished=True, result=_result(run, settings, done)))
     if output.report:
         from shoal.runs.report import write_report
 
@@ -117,21 +120,27 @@ def _train_parts(
     return Run.of(run)
 
 
-def _facts(settings: Settings, parts: list[tuple[str, Settings]]) -> dict[str, Any]:
+def _facts(settings: Settings) -> dict[str, Any]:
     train = settings.train
     named = dict(env=train.env, algo=train.algo, agents=train.agents, seed=train.seed)
-    return manifest.collect() | named | {"finished": False, PARTS: [label for label, _ in parts]}
+    named |= dict(pbt=train.pbt, halving=train.halving)
+    return (
+        manifest.collect()
+        | named
+        | {"finished": False, PARTS: [part.shape for part in sweep.programs(settings)]}
+    )
 
 
-def _result(run: RunFolder, settings: Settings, done: list[tuple[str, dict]], total_s: float):
-    """The parts' results together; agents in the order of the parts."""
+def _result(run: RunFolder, settings: Settings, done: list[tuple[sweep.Program, dict]]) -> dict[str, Any]:
+    """The parts' results together; agents in the order of the parts, named program/agent."""
     results = [result for _, result in done]
     every: Callable[[str], np.ndarray] = lambda name: np.array([result[name] for result in results])
     returns = np.concatenate([result["returns"] for result in results])
     agents, steps = every("agents"), float(every("env_steps").sum())
+    named = lambda which: [f"{i}/{agent}" for i, result in enumerate(results) for agent in result[which]]
     columns = dict(return_mean=returns, return_greedy=np.repeat(every("return_greedy"), agents))
     training_s = (every("wall_s") - every("compile_s")).sum()
-    summed = {name: round(float(every(name).sum()), 3) for name in ("wall_s", "compile_s")}
+    summed = {name: round(float(every(name).sum()), 3) for name in ("wall_s", "compile_s", "total_s")}
     kept = ("run", "agents", "return_mean", "return_iqm", "return_ci", "env_steps_per_s", "alive")
     return dict(
         run=run.name,
@@ -141,14 +150,23 @@ def _result(run: RunFolder, settings: Settings, done: list[tuple[str, dict]], to
         agents=int(agents.sum()),
         env_steps=int(steps),
         env_steps_per_agent=int(every("env_steps_per_agent").max()),
-        total_s=round(total_s, 3),
         **summed,
         env_steps_per_s=round(steps / max(training_s, 1e-9), 1),
         **session.scores_of(columns),
         alive=int(every("alive").sum()),
-        diverged=[f"{i}/{agent}" for i, (_, part) in enumerate(done) for agent in part["diverged"]],
-        programs=[
-            {"program": label, **{name: result[name] for name in kept}, "varied": result["varied"]}
-            for label, result in done
-        ],
+        agent_ids=named("agent_ids"),
+        best_agent=named("agent_ids")[int(np.nanargmax(returns))] if np.isfinite(returns).any() else None,
+        varied=_varied(done),
+        diverged=named("diverged"),
+        programs=[{"program": part.label, **{name: one[name] for name in kept}} for part, one in done],
     )
+
+
+def _varied(done: list[tuple[sweep.Program, dict]]) -> dict[str, list]:
+    """What differs between agents, one value for each: knobs as numbers, shapes as they were written."""
+    shapes = {
+        name: [part.shape[name] for part, result in done for _ in result["returns"]]
+        for name in done[0][0].shape
+    }
+    knobs = {name: [x for _, result in done for x in result["varied"][name]] for name in done[0][1]["varied"]}
+    return shapes | knobs

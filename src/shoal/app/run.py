@@ -36,8 +36,16 @@ class Run:
         return np.asarray(self.result.get("returns", []), float)
 
     def metrics(self) -> dict[str, np.ndarray]:
-        """The columns of metrics.jsonl: a row per agent and chunk."""
-        return read_rows(self.folder.metrics)
+        """The columns of metrics.jsonl: a row per agent and chunk.
+
+        Those of a sweep over shapes are of all programs, numbered by a column `program`.
+        """
+        if not self.programs:
+            return read_rows(self.folder.metrics)
+        each = [part.metrics() for part in self.programs]
+        each = [{"program": np.full(len(x["agent"]), i), **x} for i, x in enumerate(each) if x]
+        common = [name for name in (each[0] if each else ()) if all(name in rows for rows in each)]
+        return {name: np.concatenate([rows[name] for rows in each]) for name in common}
 
     @property
     def programs(self) -> list["Run"]:
@@ -46,11 +54,13 @@ class Run:
 
     def best(self) -> policies.Policy:
         """The agent with the highest evaluation return."""
-        score = lambda run: np.max(run.returns, initial=-np.inf)
-        return max(self.programs, key=score).best() if self.programs else self.policy("best")
+        return self.policy("best")
 
     def policy(self, agents: str | int = "all") -> policies.Policy:
-        """Some agent (best, median, worst, an id) or the whole population as one program."""
+        """Some agent (best, median, worst, an id) or the whole population as one program.
+
+        A sweep over shapes has populations only in its `programs`.
+        """
         return policies.load(self.path, agents)
 
     def __repr__(self) -> str:

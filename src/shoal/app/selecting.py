@@ -55,7 +55,7 @@ def _halving(made: Assembled, compiler: Compiler) -> loop.Select:
     def select(state: AgentState, tally: loop.Tally):
         who = jax.tree.map(np.array, state.identity)
         scores = np.array(score(state))
-        stopped, judged = halving.judge(tally.judged, total, who.updates, scores)
+        stopped, judged = halving.judge(tally.judged, total, total - tally.updates, who.updates, scores)
         places = np.flatnonzero(stopped)
         first = max(agents, int(who.agent[who.budget > 0].max()) + 1)
         ids = who.agent.copy()

@@ -53,7 +53,7 @@ def train(
             return None
         run = folder.create(output.root, settings.train.env, settings.train.algo, output.out)
         with folder.lock(run):
-            manifest.write_toml(run.config, *to_toml_tables(settings))
+            manifest.write_toml(run.config, *to_toml_tables(made.settings))
             manifest.write_json(run.manifest, facts(made))
             training = _Training(made, compiler, run, output, began, stop)
             return training.run(chunk, fresh_state(made, compiler)(), loop.Tally(), listen, hook)
@@ -294,7 +294,8 @@ class _Training:
             compile_s=round(compile_s, 3),
             env_steps_per_s=round(env_steps / max(tally.train_s, 1e-9), 1),
             **scores_of(columns)
-            | ({"return_ci": None} if train.pbt else {}),  # copies are no sample of agents
+            # copies, or agents of unlike ages, are no sample of agents
+            | ({"return_ci": None} if train.pbt or train.halving else {}),
             agent_ids=ids.tolist(),
             varied={axis.name: columns[axis.name].tolist() for axis in self.made.axes},
             alive=int(np.sum(active)),

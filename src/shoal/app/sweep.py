@@ -93,11 +93,26 @@ def read(text: str, kind: Any = float) -> Spec:
     return Spec(name, False, None, tuple(f"{x:.9g}" if x % 1 else str(int(x)) for x in points))
 
 
+def name_of(text: str) -> str:
+    return text.partition("=")[0].strip()
+
+
 # --- One program per shape --------------------------------------------------------------------
 
 
-def programs(settings: Settings) -> list[tuple[str, Settings]]:
-    """The settings of each program that a sweep needs, and what sets it apart; one for most sweeps.
+class Program(NamedTuple):
+    """One of the programs that a sweep needs."""
+
+    shape: dict[str, str]  # what sets it apart, as it was written: {"ppo.hidden": "64,64"}
+    settings: Settings
+
+    @property
+    def label(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.shape.items())
+
+
+def programs(settings: Settings) -> list[Program]:
+    """Each program that a sweep needs; one for most sweeps.
 
     Agents are shared out evenly. ShoalError for an axis that cannot vary or changes nothing.
     """
@@ -108,7 +123,7 @@ def programs(settings: Settings) -> list[tuple[str, Settings]]:
     shaping: list[Spec] = []
     varying: list[str] = []
     for text in train.sweep:
-        name = text.partition("=")[0].strip()
+        name = name_of(text)
         if name in sizes:
             shaping.append(_shaping(text, sizes[name]))
         elif name in knobs or name.startswith("env."):
@@ -116,7 +131,7 @@ def programs(settings: Settings) -> list[tuple[str, Settings]]:
         else:
             hint = nearest(name, [*knobs, *sizes]) or f"the settings of {train.algo}, net, and env.… can vary"
             raise ShoalError(f"--sweep cannot vary {name}", hint)
-    names = [text.partition("=")[0].strip() for text in train.sweep]
+    names = list(map(name_of, train.sweep))
     if twice := [name for name in names if names.count(name) > 1]:
         raise ShoalError(f"--sweep {twice[0]} is given twice", "write all of its values in one")
     grid = list(itertools.product(*(spec.values for spec in shaping)))
@@ -137,9 +152,8 @@ def programs(settings: Settings) -> list[tuple[str, Settings]]:
         split_algo(module, algo, group)  # refuses what does not fit together
         share = train.agents // len(grid) + (i < train.agents % len(grid))
         one = replace(train, agents=share, sweep=tuple(varying), net=chosen.get("net", train.net))
-        origins = settings.origins | dict.fromkeys([*chosen, *names], "sweep")
-        label = " ".join(f"{name}={value}" for name, value in chosen.items())
-        made.append((label, replace(settings, train=one, algo=algo, origins=origins)))
+        origins = settings.origins | dict.fromkeys(chosen, "sweep")
+        made.append(Program(chosen, replace(settings, train=one, algo=algo, origins=origins)))
     return made
 
 

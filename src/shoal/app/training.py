@@ -1,5 +1,6 @@
 """The verbs that compute: train, resume, eval, play, export. What they do is in other modules."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from shoal.app import text
 from shoal.app.board import Board, board
 from shoal.app.config import OutputConfig
-from shoal.runs.folder import open_run
+from shoal.runs.folder import PARTS, open_run, parts
 
 
 def train(words: Sequence[str]) -> int:
@@ -86,7 +87,10 @@ def export(
     folder = open_run(run, root)
     from shoal.app import afterwards
 
-    made = afterwards.export(folder.path, Path(out or f"{folder.name}-policy"))
+    made = afterwards.export(folder.path, Path(out or f"{folder.name.replace('/', '-')}-policy"))
+    if parts(folder):
+        hint = f"for another: shoal export {folder.path / PARTS}/N"
+        print(f"exported the program with the best agent; {hint}", file=sys.stderr)
     print(text.json_line({"policy": made}) if json else made)
 
 
@@ -126,9 +130,10 @@ def summary(result: Mapping[str, Any]) -> str:
         f"{steps} env steps in {took} (compiling {compiling}; then {rate} steps/s); {total} with all else",
         f"all of it is in {result['path']}",
     ]
-    if varied := result.get("varied"):
+    if (varied := result.get("varied")) and result["best_agent"] is not None:
         best = result["agent_ids"].index(result["best_agent"])
-        values = ", ".join(f"{name} {column[best]:.3g}" for name, column in varied.items())
+        value = lambda x: x if isinstance(x, str) else f"{x:.3g}"
+        values = ", ".join(f"{name} {value(column[best])}" for name, column in varied.items())
         lines.insert(
             1, f"best: agent {result['best_agent']}, {text.score(result['returns'][best])}, with {values}"
         )

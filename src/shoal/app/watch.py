@@ -23,11 +23,30 @@ def watch(
     root: str = "runs",  # the folder of run folders
 ) -> None:
     """Watch a live run from another terminal; ends when it does."""
-    found = folder.whole(folder.open_run(run, root))
-    with board() as show:
-        for event in replay(found):
-            show(event)
+    found = folder.open_run(run, root)
+    for number, program in enumerate(_programs(found)):
+        if number or program != found:
+            print(f"{program.path}:")
+        with board() as show:
+            for event in replay(program):
+                show(event)
     print(f"{found.path}: {folder.status(found)}")
+
+
+def _programs(run: RunFolder) -> Iterator[RunFolder]:
+    """The run itself; of a sweep over shapes its newest program, and those that begin while it is live."""
+    if folder.PARTS not in manifest.read_object(run.manifest):
+        yield run
+        return
+    watched = max(0, len(folder.parts(run)) - 1)
+    while True:
+        live = folder.status(run) == "live"  # asked first: a program that began before the end is still seen
+        begun = folder.parts(run)[watched:]
+        yield from begun
+        watched += len(begun)
+        if not live:
+            return
+        time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 def replay(run: RunFolder) -> Iterator[events.Event]:

@@ -33,10 +33,11 @@ def over(history: Sequence[Judged], updates: int) -> bool:
 
 
 def judge(
-    history: Sequence[Judged], updates: int, ages: np.ndarray, scores: np.ndarray
+    history: Sequence[Judged], updates: int, left: int, ages: np.ndarray, scores: np.ndarray
 ) -> tuple[np.ndarray, list[Judged]]:
     """Who is stopped, bool [P], and the history with this round's judgements.
 
+    left: updates left of `updates`; nobody makes room for a newcomer who could not reach the first rung.
     ages [P]: updates done by each lane's agent; scores [P]: NaN, which is never judged, for an agent that
     has finished no episode or a lane without one; -inf for one that has diverged, which always stops.
     """
@@ -47,4 +48,5 @@ def judge(
         seen = np.sort([row.score for row in history if row.rung == rung])[::-1]
         if here.any():
             stopped |= here & (scores < seen[math.ceil(len(seen) / KEEP) - 1])
-    return stopped | (scores == -np.inf), history
+    stopped |= scores == -np.inf
+    return stopped & (left >= rungs(updates)[0]), history

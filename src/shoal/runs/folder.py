@@ -2,6 +2,8 @@
 
 runs/cartpole-ppo-k3f9/   manifest.json config.toml metrics.jsonl eval.jsonl checkpoints/ policy/
 runs/last                 points to the newest run            report.html log.txt
+
+A sweep over shapes is a run of several programs, each a run of its own in `programs/0`, `programs/1`, …
 """
 
 import contextlib
@@ -26,6 +28,7 @@ try:
 except ImportError:  # Windows: runs go unlocked and are never seen live
     fcntl = None
 
+PARTS = "programs"
 Status = Literal["live", "finished", "diverged", "stopped", "damaged"]
 
 _log = logging.getLogger(__name__)
@@ -39,7 +42,10 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        return self.path.name
+        """As `open_run` takes it under its root."""
+        above = self.path.parent
+        inside = above.name == PARTS and (above.parent / "manifest.json").is_file()
+        return "/".join(self.path.parts[-3:]) if inside else self.path.name
 
     @property
     def manifest(self) -> Path:
@@ -122,10 +128,12 @@ def open_run(spec: str | Path, root: str | Path = "runs") -> RunFolder:
 
 
 def places(spec: str | Path, root: str | Path = "runs") -> list[Path]:
-    """Where `spec` may lie, the likeliest first: a path is only itself, and `last` is never `./last`."""
+    """Where `spec` may lie, the likeliest first: a Path is only itself, and `last` is never `./last`."""
     root = Path(root)
-    if isinstance(spec, Path) or Path(spec).name != spec:
-        return [Path(spec)]
+    if isinstance(spec, Path):
+        return [spec]
+    if Path(spec).name != spec:
+        return [Path(spec), root / spec]
     if spec == "last":
         return [path] if (path := _last(root)) else []
     return [root / spec, Path(spec)]
@@ -133,18 +141,8 @@ def places(spec: str | Path, root: str | Path = "runs") -> list[Path]:
 
 def parts(run: RunFolder) -> list[RunFolder]:
     """The runs that a sweep over shapes consists of, in order; none where a run is a single program."""
-    found = [path.parent for path in (run.path / "programs").glob("[0-9]*/manifest.json")]
+    found = [path.parent for path in (run.path / PARTS).glob("[0-9]*/manifest.json")]
     return [RunFolder(path) for path in sorted(found, key=lambda path: int(path.name))]
-
-
-def whole(run: RunFolder) -> RunFolder:
-    """`run`, if it is a single program; else a ShoalError that names its parts."""
-    if divided := parts(run):
-        raise ShoalError(
-            f"{run.path} is a sweep of {len(divided)} programs, each a run of its own",
-            f"name one of them, such as {divided[0].path}",
-        )
-    return run
 
 
 def list_runs(root: str | Path = "runs") -> list[RunFolder]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.runs.page import ACCENT, FAINT, INK, SECOND, escaped, figure, number, section
+from shoal.runs.page import ACCENT, FAINT, INK, SECOND, SERIES, escaped, figure, number, section
 
 LOG_RATIO = 20  # values further apart than this are drawn on a logarithmic axis
 PLOTS = 3  # side by side
@@ -28,27 +28,40 @@ def programs(result: Mapping[str, Any]) -> str:
 
 
 def knobs(result: Mapping[str, Any]) -> str:
-    """Each agent's final return against the value it had in the end, one plot per knob."""
-    parts = result.get("programs") or [result]
-    values: dict[str, list] = {}
-    for part in parts:
-        for name, column in (part.get("varied") or {}).items():
-            values.setdefault(name, []).extend(column)
+    """Each agent's final return against what it had in the end: one plot per knob, or setting that shapes.
+
+    Where there are a few programs, each has its colour.
+    """
     returns = np.array(result.get("returns") or [], float)
-    full = {name: np.array(column, float) for name, column in values.items() if len(column) == len(returns)}
-    rows = [list(full.items())[i : i + PLOTS] for i in range(0, len(full), PLOTS)]
-    return section("Score against each knob", "".join(_scatter(row, returns) for row in rows)) if rows else ""
+    columns = {n: x for n, x in (result.get("varied") or {}).items() if len(x) == len(returns)}
+    programs = [(one["program"], one["agents"]) for one in result.get("programs") or ()]
+    named = 1 < len(programs) <= len(SERIES) and sum(agents for _, agents in programs) == len(returns)
+    groups = programs if named else [("", len(returns))]
+    rows = [list(columns.items())[i : i + PLOTS] for i in range(0, len(columns), PLOTS)]
+    body = "".join(_scatter(row, returns, groups) for row in rows)
+    return section("Score against each knob", body) if rows else ""
 
 
-def _scatter(row: list[tuple[str, np.ndarray]], returns: np.ndarray) -> str:
+def _scatter(row: list[tuple[str, list]], returns: np.ndarray, groups: list[tuple[str, int]]) -> str:
+    ends = np.cumsum([agents for _, agents in groups])
+
     def draw(*plots: Any) -> None:
-        for axes, (name, values) in zip(plots, row):
-            low, high = values.min(), values.max()
-            if low > 0 and high / low > LOG_RATIO:
+        for axes, (name, column) in zip(plots, row):
+            words = list(dict.fromkeys(x for x in column if isinstance(x, str)))
+            values = np.array([words.index(x) for x in column] if words else column, float)
+            if words:
+                axes.set_xticks(range(len(words)), words)
+                axes.margins(x=0.2)
+            elif values.min() > 0 and values.max() / values.min() > LOG_RATIO:
                 axes.set_xscale("log")
-            axes.plot(values, returns, "o", color=ACCENT, ms=5 if len(returns) < 100 else 3, alpha=0.7)
+            for end, (label, agents), colour in zip(ends, groups, SERIES):
+                shown = slice(end - agents, end)
+                size = 5 if len(returns) < 100 else 3
+                axes.plot(values[shown], returns[shown], "o", color=colour, ms=size, alpha=0.7, label=label)
             axes.set_xlabel(name)
         plots[0].set_ylabel("final return")
+        if len(groups) > 1:
+            plots[0].legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
 
     return figure("knobs-" + row[0][0].replace(".", "-"), draw, 2.8, len(row), counts=False)
 
@@ -86,10 +99,8 @@ def _ancestry(replaced: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]
         axes.plot(
             times, np.repeat([who for _, who in path], 2), color=SECOND, lw=2, label="the best agent's past"
         )
-        axes.set_xlabel("updates")
-        axes.set_ylabel("agent")
+        _labelled(axes)
         axes.grid(visible=False)
-        axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
 
     return figure("lineage", draw, 3.4)
 
@@ -117,8 +128,12 @@ def _lives(replaced: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]) -
     def draw(axes: Any) -> None:
         axes.hlines(agents[stopped], first[stopped], last[stopped], color=ACCENT, lw=1.2, label="stopped")
         axes.hlines(agents[~stopped], first[~stopped], last[~stopped], color=SECOND, lw=2, label="went on")
-        axes.set_xlabel("updates")
-        axes.set_ylabel("agent")
-        axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
+        _labelled(axes)
 
     return figure("lineage", draw, 3.4)
+
+
+def _labelled(axes: Any) -> None:
+    axes.set_xlabel("updates")
+    axes.set_ylabel("agent")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=9, labelcolor=INK)

@@ -10,6 +10,8 @@ from typing import Any
 INK, FAINT, ACCENT, SECOND = "#010101", "#020202", "#030303", "#040404"
 THEME = {INK: "var(--ink)", FAINT: "var(--line)", ACCENT: "var(--accent)", SECOND: "var(--second)"}
 
+SERIES = (ACCENT, SECOND, "#3c9d6e", "#c9a227", "#7d5ba6", "#8a96a3")
+
 
 def number(value: Any, digits: int = 4) -> str:
     """1,250,000 · 487.2 · 0.0123 · – for what is unknown."""

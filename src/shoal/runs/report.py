@@ -109,7 +109,13 @@ def _headline(result: Mapping) -> str:
         return ""
     low, high = result.get("return_ci") or (None, None)
     interval = f"95 % interval {number(low)} – {number(high)}" if low is not None else "mean of the agents"
+    best = []
+    if result.get("varied") and (returns := np.array(result.get("returns"), float)).size:
+        best = [
+            ("Best agent", number(np.nanmax(returns, initial=-np.inf)), f"agent {result.get('best_agent')}")
+        ]
     tiles = [
+        *best,
         ("Return", number(result.get("return_mean")), interval),
         ("Interquartile mean", number(result.get("return_iqm")), "of the agents' returns"),
         ("Greedy return", number(result.get("return_greedy")), "without exploration noise"),
@@ -212,9 +218,23 @@ def _method(facts: Mapping, result: Mapping, evaluations: Mapping[str, np.ndarra
     )
     if not agents:
         return ""
-    text = f"{agents} {'agents' if agents != 1 else 'agent'} learned side by side in one compiled program"
+    text = f"{agents} {'agents' if agents != 1 else 'agent'} learned side by side in "
+    several = len(facts.get("programs") or ())
+    text += f"{several} compiled programs, run one after the other" if several else "one compiled program"
     text += f", each with random streams of its own derived from seed {facts.get('seed')} and its number"
     text += f", for {steps:,} env steps each." if steps else "."
+    if several:
+        text += " Agent 1/0 is the first of the second program."
+    if facts.get("pbt"):
+        text += (
+            " In every selection the worst quarter became copies of the best, with knobs moved: agents are"
+            " not independent, so there is no interval."
+        )
+    if facts.get("halving"):
+        text += (
+            " An agent that was not in the best third of all judged at its age made room for a new sample:"
+            " agents of the end have had unequal numbers of steps, and their mean says less than the best."
+        )
     text += (
         " Returns are undiscounted sums of the env's own rewards, before any normalisation. The learning"
         " curve shows the training episodes that finished in each interval, of the exploring policy: median,"
@@ -226,7 +246,7 @@ def _method(facts: Mapping, result: Mapping, evaluations: Mapping[str, np.ndarra
             " of the policy as it acts in training; “greedy” takes its most likely action instead."
         )
     text += (
-        " The interval is a 95 % percentile bootstrap over agents, and the interquartile mean is that of"
+        " An interval is a 95 % percentile bootstrap over agents, and the interquartile mean is that of"
         " Agarwal et al. (2021). An agent whose numbers stopped being finite was frozen there; its neighbours"
         " were not touched."
     )
