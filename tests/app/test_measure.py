@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from shoal.app import measure, policies
-from shoal.app.assembly import MATMUL_PRECISION
 from shoal.envs.spaces import to_json
+from shoal.mesh.devices import MATMUL_PRECISION
 from shoal.types import Box, Discrete
 
 
@@ -23,6 +23,7 @@ def test_agents_serve_in_the_precision_that_they_were_trained_in(monkeypatch):
     agent = SimpleNamespace(carry=lambda: (), act=act)
     trained = policies.Policy(agent, jnp.ones((1, 4, 2)), contract, single=False)
     monkeypatch.setattr(policies, "load", lambda path, agents: trained)
+    monkeypatch.setattr(policies.Policy, "remembers", False)  # asked by tracing, which computes nothing
     monkeypatch.setattr(measure, "SIZES", (1, 3))
     assert [row["agents"] for row in measure.act("a run")] == [1, 3]
     assert len(seen) >= 4  # each size, as one program and in a loop

@@ -49,7 +49,7 @@ def test_lists_make_a_grid_and_a_range_may_be_cut_into_one():
 
 def test_what_shapes_the_program_divides_the_agents_into_programs():
     parts = sweep.programs(settings("ppo.hidden=8,8;16", "ppo.lr=log:1e-4..1e-2", "net=mlp,auto", agents=9))
-    assert [label for label, _ in parts] == [
+    assert [part.label for part in parts] == [
         "ppo.hidden=8,8 net=mlp",
         "ppo.hidden=8,8 net=auto",
         "ppo.hidden=16 net=mlp",
@@ -63,8 +63,8 @@ def test_what_shapes_the_program_divides_the_agents_into_programs():
 
 
 def test_a_sweep_over_knobs_alone_is_one_program():
-    ((label, part),) = sweep.programs(settings("ppo.lr=log:1e-4..1e-2", "env.gravity=1,2"))
-    assert label == ""
+    ((shape, part),) = sweep.programs(settings("ppo.lr=log:1e-4..1e-2", "env.gravity=1,2"))
+    assert shape == {}
     assert part.train.agents == 6
 
 

@@ -114,6 +114,8 @@ def _show_training(output: OutputConfig, run: Callable[[Board], Any]) -> int:
     )
     if output.json:
         print(text.json_line(result))
+    elif output.quiet:
+        pass
     elif done.finished:
         print(summary(result))
     else:
