@@ -84,6 +84,7 @@ def test_a_recorded_run_reads_back_equal_with_its_origins(tmp_path, preset):
     ("explicit", "dotted", "said"),
     [
         ({"agnets": 3}, {}, "agents"),
+        ({"lr": 1e-3}, {}, "--ppo.lr, or ppo={'lr': …} in Python"),
         ({}, {"ppo": {"lrr": 1}}, "ppo.lr"),
         ({}, {"pop": {"lr": 1}}, "ppo"),
         ({"agents": "many"}, {}, "agents = 'many' is not a whole number"),

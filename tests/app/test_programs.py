@@ -289,5 +289,7 @@ def test_the_command_line_takes_several_sweeps(tmp_path, monkeypatch, capsys):
     assert result["varied"]["ppo.clip"] == [np.float32(0.1), np.float32(0.2)]
     page = (tmp_path / "runs" / "last" / "report.html").read_text()
     assert "Score against each knob" in page
+    assert main(["resume", "last", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
     assert main(["train", "--sweep"]) == 2
     assert "names no values" in capsys.readouterr().err

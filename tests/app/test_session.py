@@ -172,11 +172,13 @@ def test_an_agent_is_the_same_alone_and_among_others(tmp_path):
 
 def test_longer_training_goes_on_from_the_end_and_says_what_annealing_does(run, tmp_path):
     first = trained(tmp_path / "first", steps=640)
+    first.folder.metrics.unlink()
     heard = []
     longer = session.resume(first.path, changes={"steps": 1280}, output=quiet(tmp_path), listen=heard.append)
     assert longer.result["env_steps_per_agent"] == 1280
     (plan,) = (event for event in heard if isinstance(event, events.Planned))
     assert any("of which 50% is spent" in note for note in plan.notes)
+    assert any("metrics.jsonl is gone" in note for note in plan.notes)
     with pytest.raises(ShoalError, match="more than --steps 640"):
         session.resume(first.path, changes={"steps": 640}, output=quiet(tmp_path))
 

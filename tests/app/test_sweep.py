@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.app import sweep
-from shoal.app.assembly import assemble, starting
+from shoal.app.assembly import assemble, planned, starting
 from shoal.app.config import resolve
 from shoal.errors import ShoalError
 
@@ -107,6 +107,14 @@ def test_an_axis_that_the_program_never_reads_is_refused():
         sweep.refuse_idle((axis,), {"lr"}, set(), "ppo")
     with pytest.raises(ShoalError, match=r"env\.length changes nothing: this env does not use it"):
         assemble(settings("env.length=1,2", env="idle:make"))
+
+
+def test_a_grid_that_agents_do_not_fill_evenly_is_told():
+    noted = lambda *axes: " ".join(planned(assemble(settings(*axes)), 0).notes)
+    assert "4 points of a grid are dealt out unevenly to 6 agents" in noted(
+        "ppo.lr=0.1,0.2", "ppo.clip=0.1,0.2"
+    )
+    assert "unevenly" not in noted("ppo.lr=0.1,0.2", "ppo.clip=0.1..0.3")
 
 
 def test_pbt_without_a_sweep_varies_what_the_algorithm_names():

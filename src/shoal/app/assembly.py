@@ -5,6 +5,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import tempfile
 import time
@@ -187,6 +188,8 @@ def planned(made: Assembled, bytes_predicted: int, notes: tuple[str, ...] = ()) 
         notes = (*notes, f"nothing is learned: learning starts after {starts:,} steps per agent")
     if made.axes:
         notes = (*notes, "agents differ in " + ", ".join(f"{a.name} ({_range_of(a)})" for a in made.axes))
+    if plan.agents % (points := math.prod(len(axis.choices) or 1 for axis in made.axes)):
+        notes = (*notes, f"{points} points of a grid are dealt out unevenly to {plan.agents} agents")
     if (train.pbt or train.halving) and (unlike := [axis.name for axis in made.axes if axis.of_env]):
         notes = (*notes, f"agents in unlike envs are compared: those with an easier {', '.join(unlike)} win")
     if train.pbt:

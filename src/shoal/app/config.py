@@ -121,7 +121,10 @@ def resolve(
                 if table == "env":
                     values[table][key] = _guess(value)
                 else:
-                    _known(name, [_dotted(table, k) for k in kinds[table]], "setting", _all_of(table))
+                    known, hint = [_dotted(table, k) for k in kinds[table]], _all_of(table)
+                    if table == "train" and key in kinds[group]:
+                        hint = f"it is {group}'s: --{group}.{key}, or {group}={{{key!r}: …}} in Python"
+                    _known(name, known, "setting", hint)
                     values[table][key] = convert(name, value, kinds[table][key])
                 origins[name] = origin
     train = TrainConfig(**values["train"])

@@ -101,6 +101,8 @@ def resume(
         else:
             state, tally = fresh_state(made, compiler)(), loop.Tally()
             notes = ("no checkpoint was written yet: starting from the beginning",)
+        if done and not run.metrics.exists():
+            notes = (*notes, f"{run.metrics.name} is gone; what it held is not made again")
         listen(planned(made, size, notes))
         _reopened(made, run, before, tally)
         return _Training(made, compiler, run, output, began, stop).run(chunk, state, tally, listen, hook)
