@@ -138,6 +138,7 @@ def _result(run: RunFolder, settings: Settings, done: list[tuple[sweep.Program, 
     returns = np.concatenate([result["returns"] for result in results])
     agents, steps = every("agents"), float(every("env_steps").sum())
     named = lambda which: [f"{i}/{agent}" for i, result in enumerate(results) for agent in result[which]]
+    best = int(np.argmax([np.nanmax(result["returns"], initial=-np.inf) for result in results]))
     columns = dict(return_mean=returns, return_greedy=np.repeat(every("return_greedy"), agents))
     training_s = (every("wall_s") - every("compile_s")).sum()
     summed = {name: round(float(every(name).sum()), 3) for name in ("wall_s", "compile_s", "total_s")}
@@ -155,7 +156,7 @@ def _result(run: RunFolder, settings: Settings, done: list[tuple[sweep.Program, 
         **session.scores_of(columns),
         alive=int(every("alive").sum()),
         agent_ids=named("agent_ids"),
-        best_agent=named("agent_ids")[int(np.nanargmax(returns))] if np.isfinite(returns).any() else None,
+        best_agent=f"{best}/{results[best]['best_agent']}",
         varied=_varied(done),
         diverged=named("diverged"),
         programs=[{"program": part.label, **{name: one[name] for name in kept}} for part, one in done],

@@ -132,7 +132,7 @@ def summary(result: Mapping[str, Any]) -> str:
         f"{steps} env steps in {took} (compiling {compiling}; then {rate} steps/s); {total} with all else",
         f"all of it is in {result['path']}",
     ]
-    if (varied := result.get("varied")) and result["best_agent"] is not None:
+    if varied := result.get("varied"):
         best = result["agent_ids"].index(result["best_agent"])
         value = lambda x: x if isinstance(x, str) else f"{x:.3g}"
         values = ", ".join(f"{name} {value(column[best])}" for name, column in varied.items())

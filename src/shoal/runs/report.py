@@ -176,7 +176,8 @@ def _scores(scores: np.ndarray, result: Mapping) -> str:
         axes.legend(loc="best", frameon=False, fontsize=9, labelcolor=INK)
 
     ids = result.get("agent_ids") or range(len(scores))
-    caption = f"Best: agent {ids[agents[-1]]} with {number(ordered[-1])}. "
+    best = result.get("best_agent", ids[agents[-1]])
+    caption = f"Best: agent {best} with {number(ordered[-1])}. "
     caption += f"Worst: agent {ids[agents[0]]} with {number(ordered[0])}. " if len(agents) > 1 else ""
     if missing := len(scores) - len(agents):
         caption += f"Without a score: {missing}."
