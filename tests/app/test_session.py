@@ -140,11 +140,13 @@ def test_rows_beyond_the_checkpoint_are_cut(tmp_path):
     assert len(rows["agent"]) == 3 * len(np.unique(rows["updates"]))
 
 
-@pytest.mark.parametrize("devices", [1, 3, 4])
-def test_a_run_goes_on_on_another_number_of_devices(tmp_path, devices):
+@pytest.mark.parametrize("change", [{"devices": 1}, {"devices": 3}, {"devices": 4, "mesh": "agent=2,data=2"}])
+def test_a_run_goes_on_on_another_number_of_devices(tmp_path, change):
     whole = trained(tmp_path / "whole", steps=500)
     half = interrupted(tmp_path / "half", at=4, steps=500)
-    done = session.resume(half.path, {"devices": devices}, quiet(tmp_path))
+    done = session.resume(half.path, change, quiet(tmp_path))
+    if "mesh" in change:
+        assert done.manifest["resumed"][0]["mesh"] == {"agent": 2, "data": 2}
     ours, theirs = (
         load_file(done.folder.policy / policies.WEIGHTS),
         load_file(whole.folder.policy / policies.WEIGHTS),

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from shoal.mesh.layout import AGENT, DATA, lay_out
+from shoal.errors import ShoalError
+from shoal.mesh.layout import AGENT, DATA, lay_out, read_mesh
 from shoal.types import WHOLE
 
 
@@ -73,3 +74,42 @@ def test_the_data_axis_counts_and_adds_up_its_shares():
     total, index = jax.block_until_ready(jax.jit(program)(np.arange(4.0, dtype=np.float32)[None]))
     assert total.tolist() == [[6.0] * 4]
     assert index.tolist() == [[0, 1, 2, 3]]
+
+
+def test_a_mesh_is_read_from_what_each_axis_takes():
+    assert read_mesh("agent=2, data=4") == {"agent": 2, "data": 4}
+    assert read_mesh("data=2") == {"data": 2}
+    assert read_mesh("auto") == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "agent", "agent=-1", "agent=0", "agent=2,agent=2", "batch=2", "agent=2;data=2"]
+)
+def test_a_mesh_that_cannot_be_read_is_refused(text):
+    with pytest.raises(ShoalError, match="--mesh") as error:
+        read_mesh(text)
+    assert "agent" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("shape", "agents", "laid", "lanes"),
+    [({"data": 2}, 4, (1, 2), 4), ({"agent": 2, "data": 2}, 3, (2, 2), 4), ({"agent": 1}, 8, (1, 1), 8)],
+)
+def test_the_mesh_asked_for_is_the_one_there_is(shape, agents, laid, lanes):
+    layout = lay_out(tuple(jax.devices()), agents, 4, shape)
+    assert (layout.agent_shards, layout.data_shards) == laid
+    assert layout.lanes == lanes
+
+
+@pytest.mark.parametrize(
+    ("shape", "said", "hint"),
+    [
+        ({"agent": 4, "data": 4}, "takes 16 devices, and there are 8", "--devices 16"),
+        ({"agent": 5}, "for 5 agents or more, and there are 4", "agent=4"),
+        ({"data": 3}, "cannot be divided into 3", "1, 2, 4"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(shape, said, hint):
+    with pytest.raises(ShoalError, match=said) as error:
+        lay_out(tuple(jax.devices()), 4, 4, shape)
+    assert hint in error.value.hint

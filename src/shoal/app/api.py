@@ -77,7 +77,7 @@ def _spec(value: Any) -> Any:
 def resume(run: str | Path, *, hook: Hook | None = None, **changes: Any) -> Run:
     """Go on with a run from its newest checkpoint; steps=N per agent in total trains it longer.
 
-    Takes steps, device and devices, and what says where a run is and how it shows (root, quiet, report, …).
+    Takes steps, device, devices and mesh, and what says where a run is and how it shows (root, quiet, …).
     """
     output = _output(changes)
     with board(output.quiet) as listen:

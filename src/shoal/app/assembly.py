@@ -22,7 +22,7 @@ from shoal.app.config import VARIES, Settings, TrainConfig, group_of, set_params
 from shoal.envs.check import form
 from shoal.errors import ShoalError
 from shoal.mesh.devices import MATMUL_PRECISION, Devices, memory, open_devices
-from shoal.mesh.layout import Layout, lay_out
+from shoal.mesh.layout import Layout, lay_out, read_mesh
 from shoal.population import halving, search
 from shoal.population.lanes import stacked
 from shoal.population.search import Axis
@@ -70,7 +70,7 @@ def assemble(settings: Settings) -> Assembled:
     knobs, sizes = split_algo(catalogue.load_algo(train.algo), settings.algo, group_of(train.algo))
     spaces = env.obs_space(env_params), env.action_space(env_params)
     agent = policies.make_agent(train.algo, sizes, train.net, *spaces)
-    layout = lay_out(devices.devices, train.agents, sizes.strata)
+    layout = lay_out(devices.devices, train.agents, sizes.strata, read_mesh(train.mesh))
     shape = sizes.num_envs, sizes.num_steps, getattr(sizes, "minibatches", 1)
     recipe = program.Recipe(agent, env, knobs, env_params, *shape)
     per_update = sizes.num_envs * sizes.num_steps
@@ -177,6 +177,9 @@ def planned(made: Assembled, bytes_predicted: int, notes: tuple[str, ...] = ()) 
     train, plan, layout = made.settings.train, made.plan, made.layout
     if layout.lanes != plan.agents:
         notes = (*notes, f"{layout.lanes - plan.agents} padding lanes, so that devices divide the agents")
+    if (shards := layout.data_shards) > 1:
+        share = f"{made.sizes.num_envs} envs: {made.sizes.num_envs // shards} each"
+        notes = (*notes, f"{layout.agent_shards} × {shards} devices: {shards} share one agent's {share}")
     if not made.env.time_limit:
         notes = (*notes, f"no time limit: evaluation episodes are cut after {made.max_steps:,} steps")
     if rings := jax.tree.leaves(made.learner.replay):

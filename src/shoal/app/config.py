@@ -39,6 +39,7 @@ class TrainConfig:
     time_limit: int | None = None  # steps until an episode is truncated; none = the env's own, 0 = never
     device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"  # auto = the best that JAX finds
     devices: int = 0  # how many; 0 = all (on a CPU: one per core)
+    mesh: str = "auto"  # devices per axis, agent=2,data=2; auto = agents first, then each one's envs
     chunk: int = 0  # updates per call of the compiled program; 0 = chosen for you
     eval_every: int = 0  # env steps per agent between evaluations; 0 = only at the end
     eval_episodes: int = 128  # per agent and evaluation

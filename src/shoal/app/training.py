@@ -27,6 +27,7 @@ def resume(
     steps: int | None = None,  # per agent in total, to train longer than was asked for
     device: str | None = None,  # auto, cpu, gpu or tpu; none = as before
     devices: int | None = None,  # how many, 0 = all; none = as before
+    mesh: str | None = None,  # devices per axis, agent=2,data=2, or auto; none = as before
     root: str = "runs",  # the folder of run folders
     report: bool = True,  # write report.html and a video at the end
     quiet: bool = False,  # show errors only
@@ -37,7 +38,7 @@ def resume(
     path = open_run(run, root).path
     from shoal.app import programs
 
-    given = {"steps": steps, "device": device, "devices": devices}
+    given = {"steps": steps, "device": device, "devices": devices, "mesh": mesh}
     changes = {name: value for name, value in given.items() if value is not None}
     output = OutputConfig(root=root, report=report, quiet=quiet, profile=profile, json=json)
     return _show_training(output, lambda listen: programs.resume(path, changes, output, listen))
