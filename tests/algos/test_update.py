@@ -11,6 +11,7 @@ import probes
 from probes import LANES, TINY, lane, tiny
 from shoal.algos import ppo, update
 from shoal.mesh.layout import lay_out
+from shoal.ops.parts import parts
 from shoal.population.lanes import identities, stacked
 from shoal.training.program import Recipe, compile_chunk, compile_init
 from shoal.types import Outputs
@@ -149,5 +150,5 @@ def test_a_minibatch_in_parts_has_the_gradient_of_the_whole(at_once):
     agent = tiny().agent._replace(grad=grad)
     learner = jnp.asarray([1.0, 2.0, -1.0])
     whole = update.summed_gradient(agent, learner, (), rows)
-    pieces = update.summed_gradient(agent, learner, (), rows, at_once)
+    pieces = update.summed_gradient(agent, learner, (), rows, partial(parts, most=at_once))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, pieces)

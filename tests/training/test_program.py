@@ -7,6 +7,7 @@ import pytest
 import probes
 from probes import TINY, agent_for
 from shoal.algos import ppo, sac
+from shoal.errors import ShoalError
 from shoal.mesh import layout as layouts
 from shoal.mesh.layout import lay_out
 from shoal.population.lanes import identities, leave, stacked
@@ -76,3 +77,30 @@ def test_a_knob_that_acts_on_a_fresh_agent_alone_is_not_idle(tune_alpha):
     sizes = sac.Sizes(minibatches=1, batch_size=8, buffer_size=64, hidden=(4,), tune_alpha=tune_alpha)
     recipe = Recipe(agent_for(env, sac, sizes), env, sac.Knobs(), env.default_params(), 4, 2)
     assert unread(recipe) == (set() if tune_alpha else {"target_entropy"}, set())
+
+
+def test_a_microbatch_changes_the_bytes_and_nothing_else():
+    """Activations are held of 4,096 rows or of 64."""
+    env = probes.walk()
+    sizes = ppo.Sizes(num_envs=64, num_steps=64, epochs=1, minibatches=1, hidden=(32, 32))
+    agent, layout = agent_for(env, ppo, sizes), lay_out(tuple(jax.devices()[:1]), 1, sizes.strata)
+    shape = ppo.Knobs(), env.default_params(), sizes.num_envs, sizes.num_steps, sizes.minibatches
+    needed, learned = [], []
+    for microbatch in (4096, 64):
+        recipe = Recipe(agent, env, *shape, microbatch)
+        init, (chunk, size) = compile_init(recipe, layout), compile_chunk(recipe, layout)
+        who = identities(0, 1, 10, 1)
+        state, _ = chunk(init(who, stacked(shape[0], 1), stacked(shape[1], 1)), np.int32(2))
+        needed.append(size)
+        learned.append(jax.device_get(state.learner.params))
+    assert needed[0] > 2 * needed[1]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), *learned)
+
+
+def test_a_microbatch_that_does_not_divide_the_rows_is_refused():
+    env = probes.walk()
+    agent = agent_for(env, ppo, TINY)
+    recipe = Recipe(agent, env, ppo.Knobs(), env.default_params(), 4, 8, 2, microbatch=6)
+    with pytest.raises(ShoalError, match="does not divide the 16 rows") as error:
+        compile_chunk(recipe, lay_out(tuple(jax.devices()[:1]), 1, TINY.strata))
+    assert error.value.hint == "--microbatch 4"

@@ -4,13 +4,13 @@ The reduction is the one place where shares of a minibatch meet, so every split 
 the same gradient: numerators and counts are added up, and divided once.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from shoal.ops.parts import parts
 from shoal.rollout import device
 from shoal.rollout.device import Actors, Episodes, choose, no_episodes, spread
 from shoal.rollout.streams import INIT, LEARN, stream
@@ -38,6 +38,8 @@ class AgentState(NamedTuple):
 
 
 Metrics = dict[str, Array]  # sums over updates; the host divides
+Cuts = Callable[[int], int]  # rows of a minibatch -> parts of equal size to compute its gradient in
+uncut: Cuts = lambda rows: 1
 
 
 def env_index(envs_here: int, axis: Axis) -> Array:
@@ -65,11 +67,11 @@ def init(
 
 
 def update(
-    agent: Agent, env: Env, num_steps: int, state: AgentState, axis: Axis = WHOLE, rows_at_once: int = 0
+    agent: Agent, env: Env, num_steps: int, state: AgentState, axis: Axis = WHOLE, cuts: Cuts = uncut
 ) -> tuple[AgentState, Metrics]:
     """T steps of every env and all minibatches of learning from them.
 
-    A minibatch's gradient is computed for about `rows_at_once` of its rows at a time; 0 = for all at once.
+    A minibatch's gradient is computed in as many parts as `cuts` makes of its rows.
     """
     identity, learner = state.identity, state.learner
     index = env_index(state.actors.episode_return.shape[0], axis)
@@ -88,7 +90,7 @@ def update(
     learner, data, rows = agent.prepare(learner, batch, axis)
 
     def minibatch(learner, rows):
-        numerator, count, outputs = summed_gradient(agent, learner, data, rows, rows_at_once)
+        numerator, count, outputs = summed_gradient(agent, learner, data, rows, cuts)
         numerator, count, sums = _reduce((numerator, count, outputs.metrics), axis)
         gradient = jax.tree.map(lambda total: total / jnp.maximum(count, 1), numerator)
         metrics = {name: total / jnp.maximum(count, 1) for name, total in sums.items()}
@@ -110,7 +112,7 @@ def update(
 
 
 def summed_gradient(
-    agent: Agent, learner: Tree, data: Tree, rows: Tree, rows_at_once: int = 0
+    agent: Agent, learner: Tree, data: Tree, rows: Tree, cuts: Cuts = uncut
 ) -> tuple[Tree, Array, Outputs]:
     """`agent.grad` over all rows [n, …], as the sum over parts of equal size.
 
@@ -118,10 +120,10 @@ def summed_gradient(
     without a row axis is the same for all parts.
     """
     number = max((x.shape[0] for x in jax.tree.leaves(rows) if x.ndim), default=1)
-    if (cuts := parts(number, rows_at_once)) == 1:
+    if (blocks := cuts(number)) == 1:
         return agent.grad(learner, data, rows)
-    each = number // cuts
-    cut = lambda x: x.reshape(cuts, each, *x.shape[1:]) if x.ndim else jnp.broadcast_to(x, cuts)
+    each = number // blocks
+    cut = lambda x: x.reshape(blocks, each, *x.shape[1:]) if x.ndim else jnp.broadcast_to(x, blocks)
     split = jax.tree.map(cut, rows)
 
     def some(rows):

@@ -72,7 +72,7 @@ def assemble(settings: Settings) -> Assembled:
     agent = policies.make_agent(train.algo, sizes, train.net, *spaces)
     layout = lay_out(devices.devices, train.agents, sizes.strata, read_mesh(train.mesh))
     shape = sizes.num_envs, sizes.num_steps, getattr(sizes, "minibatches", 1)
-    recipe = program.Recipe(agent, env, knobs, env_params, *shape)
+    recipe = program.Recipe(agent, env, knobs, env_params, *shape, train.microbatch)
     per_update = sizes.num_envs * sizes.num_steps
     updates = -(-train.steps // per_update)
     plan = loop.Plan(

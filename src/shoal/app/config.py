@@ -37,6 +37,7 @@ class TrainConfig:
     pbt_every: int = 0  # updates between these selections; 0 = a twentieth of the run
     halving: bool = False  # stop the worst agents early, and try new samples in their place
     time_limit: int | None = None  # steps until an episode is truncated; none = the env's own, 0 = never
+    microbatch: int = 0  # rows of a minibatch on a device to compute the gradient of at a time; 0 = chosen
     device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"  # auto = the best that JAX finds
     devices: int = 0  # how many; 0 = all (on a CPU: one per core)
     mesh: str = "auto"  # devices per axis, agent=2,data=2; auto = agents first, then each one's envs
@@ -51,7 +52,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "keep"):
             _within(1, math.inf, name, getattr(self, name))
-        for name in ("chunk", "eval_every", "for_s", "checkpoint_every", "pbt_every"):
+        for name in ("chunk", "eval_every", "for_s", "checkpoint_every", "pbt_every", "microbatch"):
             _within(0, math.inf, name, getattr(self, name))
         for name in ("agents", "eval_episodes"):
             _within(1, INT32, name, getattr(self, name))

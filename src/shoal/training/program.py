@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.algos import update as one_update
 from shoal.algos.update import AgentState, Identity, Metrics
+from shoal.errors import ShoalError
 from shoal.mesh.layout import AGENT, DATA, Layout
 from shoal.ops.parts import parts
 from shoal.population import lanes as lanes_of
@@ -37,6 +38,9 @@ class Recipe(NamedTuple):
     num_envs: int  # per agent, over all devices
     num_steps: int  # per env and update
     minibatches: int = 1  # that an update's steps are divided into
+    microbatch: int = (
+        0  # rows of one on a device whose gradient is computed at a time; 0 = for the layout to say
+    )
 
 
 def abstract_state(recipe: Recipe, layout: Layout) -> AgentState:
@@ -62,6 +66,7 @@ def compile_chunk(
     of which there would be a second copy.
     """
     rows = recipe.num_envs // layout.data_shards * recipe.num_steps // recipe.minibatches
+    at_once = min(rows, recipe.microbatch or rows)
 
     def chunk(state, updates):
         one = partial(
@@ -70,7 +75,7 @@ def compile_chunk(
             recipe.env,
             recipe.num_steps,
             axis=layout.axis(),
-            rows_at_once=layout.rows_at_once,
+            cuts=_cuts(recipe, layout),
         )
         step = jax.jit(jax.vmap(contained(one)), inline=True)  # for its trace, which both lines below share
 
@@ -86,7 +91,7 @@ def compile_chunk(
             return jax.lax.fori_loop(0, updates, body, (state, nothing))
 
         lanes = state.identity.active.shape[0]
-        blocks = parts(lanes, 0 if jax.tree.leaves(state.learner.replay) else layout.lanes_at_once(rows))
+        blocks = parts(lanes, 0 if jax.tree.leaves(state.learner.replay) else layout.lanes_at_once(at_once))
         if blocks == 1:
             return some(state)
         cut = lambda x: x.reshape(blocks, lanes // blocks, *x.shape[1:])
@@ -98,6 +103,21 @@ def compile_chunk(
     updates = jax.ShapeDtypeStruct((), jnp.int32)
     compiled = jax.jit(program, donate_argnums=0).lower(abstract_state(recipe, layout), updates).compile()
     return compiled, _bytes(compiled) * layout.mesh.size
+
+
+def _cuts(recipe: Recipe, layout: Layout) -> one_update.Cuts:
+    """How a minibatch's rows are divided for its gradient; ShoalError where the microbatch does not fit."""
+    if not (most := recipe.microbatch):
+        return partial(parts, most=layout.rows_at_once)
+
+    def exact(rows: int) -> int:
+        if rows > most and rows % most:
+            fit = next(n for n in range(most, 0, -1) if rows % n == 0)
+            what = f"does not divide the {rows:,} rows of a minibatch on one device"
+            raise ShoalError(f"--microbatch {most} {what}", f"--microbatch {fit}")
+        return max(1, rows // most)
+
+    return exact
 
 
 def compile_selection(
