@@ -4,9 +4,10 @@ import pytest
 
 from shoal.algos import ppo
 from shoal.app import presets
-from shoal.app.commandline import read_train, split_dotted
+from shoal.app.commandline import call, read_train, split_dotted
 from shoal.app.config import (
     Duration,
+    Settings,
     TrainConfig,
     _countable,
     algo_defaults,
@@ -222,3 +223,18 @@ def test_every_preset_resolves(spec):
     env, algo = spec
     settings = resolve({"env": env, "algo": algo})
     assert all(settings.origins[name] == "preset" for name in presets.PRESETS[spec].train)
+
+
+def test_a_verb_about_a_training_takes_its_settings_beside_options_of_its_own():
+    def verb(settings: Settings, /, rounds: int = 1, out: str | None = None):
+        """Do something."""
+        return settings, rounds, out
+
+    words = ["acrobot", "--agents", "3", "--ppo.lr", "1e-3", "--sweep", "ppo.clip=0.1,0.2", "--rounds", "2"]
+    settings, rounds, out = call(verb, words, "shoal verb")
+    assert (settings.train.env, settings.train.agents, settings.algo["lr"]) == ("acrobot", 3, 1e-3)
+    assert settings.train.sweep == ("ppo.clip=0.1,0.2",)
+    assert settings.origins["agents"] == "command line"
+    assert (rounds, out) == (2, None)
+    with pytest.raises(ShoalError, match="no option --root"):
+        call(verb, ["--root", "x"], "shoal verb")

@@ -32,28 +32,45 @@ class Option(NamedTuple):
 
 def read_train(words: Sequence[str]) -> tuple[Settings, OutputConfig]:
     """The settings and output options of `shoal train …`."""
+    what = "Train many agents on one env, in one program."
+    settings, output = read_settings(words, "shoal train", what, _fields_of(OutputConfig))
+    return settings, OutputConfig(**output)
+
+
+def read_settings(
+    words: Sequence[str], prog: str, description: str, own: Mapping[str, Option]
+) -> tuple[Settings, dict[str, Any]]:
+    """The settings of a training, as every verb that is about one takes them, and its `own` options given."""
     words, dotted = split_dotted(words)
     words, sweep = _split_sweep(words)
     options = {"config": Option(str | None, None, "settings from this TOML file")}
-    options |= _fields_of(TrainConfig) | _fields_of(OutputConfig)
+    options |= _fields_of(TrainConfig) | own
     options["env"] = options["env"]._replace(positional=True)
-    given = read(options, words, "shoal train", f"Train many agents on one env, in one program.\n\n{MORE}")
+    given = read(options, words, prog, f"{description}\n\n{MORE}")
     file = given.pop("config", None)
     if sweep:
         given["sweep"] = tuple(sweep)
-    output = {f.name: given.pop(f.name) for f in fields(OutputConfig) if f.name in given}
-    return config.resolve(given, dotted, file), OutputConfig(**output)
+    rest = {name: given.pop(name) for name in own if name in given}
+    return config.resolve(given, dotted, file), rest
 
 
 def call(function: Callable[..., Any], words: Sequence[str], prog: str) -> Any:
-    """Call a verb with arguments read from `words`; positional-only parameters need no option name."""
+    """Call a verb with arguments read from `words`; positional-only parameters need no option name.
+
+    A verb whose first parameter is `Settings` takes all of `train`'s settings besides its own options.
+    """
     kinds, comments = typing.get_type_hints(function), config.comments(function)
     parameters = inspect.signature(function).parameters
     options = {
         name: Option(kinds[name], p.default, comments.get(name, ""), p.kind is p.POSITIONAL_ONLY)
         for name, p in parameters.items()
+        if kinds[name] is not Settings
     }
-    given = read(options, words, prog, inspect.getdoc(function) or "")
+    about = inspect.getdoc(function) or ""
+    if len(options) < len(parameters):
+        settings, own = read_settings(words, prog, about, options)
+        return function(settings, **own)
+    given = read(options, words, prog, about)
     for name, option in options.items():
         if option.default is REQUIRED and name not in given:
             raise ShoalError(f"{prog} needs {name.upper()}", f"{prog} --help")
