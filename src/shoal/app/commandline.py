@@ -38,7 +38,7 @@ def read_train(words: Sequence[str]) -> tuple[Settings, OutputConfig]:
 
 
 def read_settings(
-    words: Sequence[str], prog: str, description: str, own: Mapping[str, Option]
+    words: Sequence[str], prog: str, description: str, own: dict[str, Option]
 ) -> tuple[Settings, dict[str, Any]]:
     """The settings of a training, as every verb that is about one takes them, and its `own` options given."""
     words, dotted = split_dotted(words)
