@@ -152,3 +152,43 @@ def test_a_minibatch_in_parts_has_the_gradient_of_the_whole(at_once):
     whole = update.summed_gradient(agent, learner, (), rows)
     pieces = update.summed_gradient(agent, learner, (), rows, partial(parts, most=at_once))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, pieces)
+
+
+# --- Before the first update ------------------------------------------------------------------
+
+
+NORMALISING = ppo.Sizes(num_envs=4, num_steps=8, minibatches=2, normalize_obs=True, normalize_reward=True)
+
+
+def warmed_up(rollouts: int):
+    """An agent before and after a warm-up."""
+    env = probes.walk()
+    state = lane(probes.alone(env, ppo, NORMALISING, ppo.Knobs()), 0)
+    warm = jax.jit(partial(update.warm_up, probes.agent_for(env, ppo, NORMALISING), env, 8))
+    return state, warm(state, jnp.int32(rollouts))
+
+
+def test_a_warm_up_moves_statistics_and_envs_and_nothing_else():
+    before, after = warmed_up(3)
+    moved = {"obs_moments", "return_moments", "local"}
+    for name in set(before.learner._fields) - moved:
+        close(getattr(after.learner, name), getattr(before.learner, name), rtol=0)
+    close(after.identity, before.identity, rtol=0)
+    assert after.learner.obs_moments.count == after.learner.return_moments.count == 3 * 4 * 8
+    assert not np.array_equal(after.actors.obs, before.actors.obs)
+    assert after.episodes.count == 0  # they are none of training's
+
+
+def test_a_warm_up_draws_what_no_update_draws():
+    """Two of one rollout each would see the same envs' steps if numbers repeated."""
+    _, one = warmed_up(1)
+    env = probes.walk()
+    agent = probes.agent_for(env, ppo, NORMALISING)
+    start = lane(probes.alone(env, ppo, NORMALISING, ppo.Knobs()), 0)
+    first, _ = jax.jit(partial(update.update, agent, env, 8))(start)
+    assert not np.any(np.isclose(one.actors.env_state.x, first.actors.env_state.x))
+
+
+def test_no_warm_up_changes_nothing():
+    before, after = warmed_up(0)
+    close(after, before, rtol=0)

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from shoal.ops.descent import descend
+from shoal.ops.descent import descend, warmed
 
 PLAIN = optax.identity()
 
@@ -25,3 +25,10 @@ def test_no_gradient_is_no_step_and_no_nan():
     zero = jnp.zeros(3)
     after, _ = descend(PLAIN, PLAIN.init(zero), zero, zero, jnp.float32(0.1), jnp.float32(np.inf))
     assert after.tolist() == [0, 0, 0]
+
+
+def test_a_warmed_step_size_rises_to_its_full_size_and_none_is_the_same_bits():
+    lr = jnp.float32(3e-4)
+    rising = [float(warmed(lr, 0.25, jnp.float32(progress))) for progress in (0.0, 0.125, 0.25, 0.9)]
+    np.testing.assert_allclose(rising, [0.0, 1.5e-4, 3e-4, 3e-4], rtol=1e-6)
+    assert all(warmed(lr, 0.0, jnp.float32(progress)) == lr for progress in (0.0, 0.5, 1.0))

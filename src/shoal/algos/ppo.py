@@ -20,7 +20,7 @@ from shoal.errors import LARGEST, check_counts
 from shoal.nets import NetMaker, check_layers
 from shoal.ops.advantages import discounted_sums, gae
 from shoal.ops.bootstrap import values
-from shoal.ops.descent import descend
+from shoal.ops.descent import descend, warmed
 from shoal.ops.distributions import Distribution, distribution
 from shoal.ops.losses import clipped_squared_error, clipped_surrogate, squared_error
 from shoal.ops.shuffle import check_minibatches, minibatch_rows, strata
@@ -34,6 +34,7 @@ class Knobs(NamedTuple):
     """Hyper-parameters that may differ per agent and change without recompiling."""
 
     lr: float = 2.5e-4  # Adam's step size, at the start where annealed
+    lr_warmup: float = 0.0  # share of the budget over which lr rises from 0, linearly
     gamma: float = 0.99  # discount per step
     gae_lambda: float = 0.95
     clip: float = 0.2  # of the probability ratio, and of the value
@@ -44,6 +45,7 @@ class Knobs(NamedTuple):
 
 RANGES = {  # what a knob may be, both ends included; inf switches a clip off
     "lr": (0.0, LARGEST),
+    "lr_warmup": (0.0, 1.0),
     "gamma": (0.0, 1.0),
     "gae_lambda": (0.0, 1.0),
     "clip": (0.0, math.inf),
@@ -273,5 +275,6 @@ def objective(
 def take_step(sizes: Any, learner: Learner, gradient: Params) -> Learner:
     knobs = learner.knobs
     lr = knobs.lr * (1 - learner.progress) if sizes.anneal else knobs.lr
+    lr = warmed(lr, knobs.lr_warmup, learner.progress)
     params, adam = descend(ADAM, learner.adam, learner.params, gradient, lr, knobs.max_grad_norm)
     return learner._replace(params=params, adam=adam)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
+from shoal.ops.statistics import Moments
 from shoal.rollout import device
 from shoal.rollout.device import Actors, Episodes, choose, no_episodes, spread
 from shoal.rollout.streams import INIT, LEARN, stream
@@ -109,6 +110,32 @@ def update(
     identity = identity._replace(updates=identity.updates + 1)
     total = jax.tree.map(lambda old, new: old + new.astype(old.dtype), state.episodes, episodes)
     return AgentState(identity, state.env_params, learner, actors, total), metrics
+
+
+def warm_up(
+    agent: Agent, env: Env, num_steps: int, state: AgentState, rollouts: Array, axis: Axis = WHOLE
+) -> AgentState:
+    """That many updates without a gradient step: only the running statistics move, and what is kept per env.
+
+    They count as no updates, and are numbered -rollouts … -1, so that they draw what no update draws again.
+    """
+
+    def prepare(learner, batch, axis):
+        learner, data, rows = agent.prepare(learner, batch, axis)
+        return learner, data, jax.tree.map(lambda x: x[:0], rows)  # no minibatches
+
+    def one(number, state):
+        numbered = state._replace(identity=state.identity._replace(updates=number - rollouts))
+        after, _ = update(agent._replace(prepare=prepare), env, num_steps, numbered, axis)
+        moved = {name: getattr(after.learner, name) for name in ("local", *statistics(state.learner))}
+        return state._replace(learner=state.learner._replace(**moved), actors=after.actors)
+
+    return jax.lax.fori_loop(0, rollouts, one, state)
+
+
+def statistics(learner: Tree) -> list[str]:
+    """The fields of a learner that are running statistics."""
+    return [name for name in learner._fields if isinstance(getattr(learner, name), Moments)]
 
 
 def summed_gradient(

@@ -36,6 +36,7 @@ class TrainConfig:
     pbt: bool = False  # now and then the worst agents become copies of the best, with knobs moved
     pbt_every: int = 0  # updates between these selections; 0 = a twentieth of the run
     halving: bool = False  # stop the worst agents early, and try new samples in their place
+    warmup_steps: int = 0  # env steps per agent before training that only fill running statistics
     time_limit: int | None = None  # steps until an episode is truncated; none = the env's own, 0 = never
     microbatch: int = 0  # rows of a minibatch on a device to compute the gradient of at a time; 0 = chosen
     device: Literal["auto", "cpu", "gpu", "tpu"] = "auto"  # auto = the best that JAX finds
@@ -52,7 +53,15 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "keep"):
             _within(1, math.inf, name, getattr(self, name))
-        for name in ("chunk", "eval_every", "for_s", "checkpoint_every", "pbt_every", "microbatch"):
+        for name in (
+            "chunk",
+            "eval_every",
+            "for_s",
+            "checkpoint_every",
+            "pbt_every",
+            "microbatch",
+            "warmup_steps",
+        ):
             _within(0, math.inf, name, getattr(self, name))
         for name in ("agents", "eval_episodes"):
             _within(1, INT32, name, getattr(self, name))

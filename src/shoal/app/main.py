@@ -18,6 +18,7 @@ from shoal.errors import ShoalError
 # verb → (module:function, what it does); the first line of `shoal help VERB` is the same sentence
 VERBS = {
     "train": ("training:train", "Train many agents on one env, in one program"),
+    "warm": ("warm:warm", "Compile what train would, so that its next start is quick"),
     "resume": ("training:resume", "Continue a run where it stopped, or for longer"),
     "eval": ("training:evaluate", "Score a run's agents again"),
     "play": ("training:play", "Make a video of an agent"),

@@ -19,6 +19,7 @@ from shoal.app.board import describe
 from shoal.app.config import OutputConfig, Settings, reopen, to_toml_tables
 from shoal.app.run import Run
 from shoal.app.selecting import selector, varied
+from shoal.app.warmstart import Preparation
 from shoal.errors import ShoalError
 from shoal.population import halving
 from shoal.population.lanes import identities, resize
@@ -44,8 +45,9 @@ def train(
     began = time.perf_counter()
     with stopping() as stop:
         made, compiler = assemble(settings), Compiler(listen)
+        prepare = Preparation(made)
         chunk, size = compiler.training(made)
-        listen(planned(made, size))
+        listen(planned(made, size, prepare.notes))
         refuse_too_large(made, size)
         if stop:
             listen(events.Stopping(stop.reason))
@@ -56,7 +58,7 @@ def train(
             manifest.write_toml(run.config, *to_toml_tables(made.settings))
             manifest.write_json(run.manifest, facts(made))
             training = _Training(made, compiler, run, output, began, stop)
-            return training.run(chunk, fresh_state(made, compiler)(), loop.Tally(), listen, hook)
+            return training.run(chunk, training.prepared(prepare, listen), loop.Tally(), listen, hook)
 
 
 def resume(
@@ -81,31 +83,34 @@ def resume(
             _log.warning("%s has finished already; --steps N trains it longer", run.path)
             return Run.of(run)
         made, compiler = assemble(settings), Compiler(listen)
-        done = max(checkpoints.steps(run.checkpoints), default=0)
-        if before.get("finished") and not done:
+        saved = checkpoints.steps(run.checkpoints)
+        done = max(saved, default=0)
+        if before.get("finished") and not saved:
             raise ShoalError(f"{run.path} has finished, but its checkpoints are gone", "start a new run")
         _refuse_fewer(made, run, done)
         if before.get("finished") and done == made.plan.updates:
             _log.warning("%s has done all of these steps already", run.path)
             return Run.of(run)
+        prepare = None if saved else Preparation(made)
         chunk, size = compiler.training(made)
         refuse_too_large(made, size)
         if stop:
             listen(events.Stopping(stop.reason))
             return Run.of(run)
-        if done:
+        training = _Training(made, compiler, run, output, began, stop)
+        if prepare is None:
             state, tally, notes = restored(made, run)
             if settings.train.halving and halving.over(tally.judged, made.plan.updates):
                 made = made._replace(plan=made.plan._replace(select_every=0))
                 notes = (*notes, "nobody is replaced any more: who was judged was so by other --steps")
         else:
-            state, tally = fresh_state(made, compiler)(), loop.Tally()
+            state, tally = training.prepared(prepare, listen), loop.Tally()
             notes = ("no checkpoint was written yet: starting from the beginning",)
         if done and not run.metrics.exists():
             notes = (*notes, f"{run.metrics.name} is gone; what it held is not made again")
         listen(planned(made, size, notes))
         _reopened(made, run, before, tally)
-        return _Training(made, compiler, run, output, began, stop).run(chunk, state, tally, listen, hook)
+        return training.run(chunk, state, tally, listen, hook)
 
 
 def _reopened(made: Assembled, run: RunFolder, before: dict[str, Any], tally: loop.Tally) -> None:
@@ -221,6 +226,19 @@ class _Training:
         """Compiled when first needed."""
         self._evaluation = self._evaluation or self.compiler.evaluation(self.made)
         return self._evaluation(state)
+
+    def prepared(self, prepare: Preparation, listen: loop.Listener) -> AgentState:
+        """The state to begin with: fresh, and saved once it took some preparation."""
+        init = fresh_state(self.made, self.compiler)
+        prepare.compile(self.compiler)
+        with _logging_to(self.folder.log, listen) as listen:
+            state, facts = prepare(init(), self.stop, listen)
+        if facts and not self.stop:
+            known = manifest.read_object(self.folder.manifest)
+            manifest.write_json(self.folder.manifest, known | {"warm_start": facts})
+            tally = loop.Tally(total=self.made.plan.updates)._asdict()
+            checkpoints.save(self.folder.checkpoints, 0, resize(state, self.made.plan.agents), tally)
+        return state
 
     def run(self, chunk, state: AgentState, tally: loop.Tally, listen: loop.Listener, hook) -> Run:
         compile_s = self.compiler.seconds

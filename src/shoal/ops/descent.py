@@ -27,6 +27,11 @@ def descend(
     return jax.tree.map(lambda p, step: p - lr * step, params, steps), state
 
 
+def warmed(lr: Array | float, share: Array | float, progress: Array) -> Array:
+    """A step size that rises linearly from 0 over the first `share` of the budget; 0 leaves it as it is."""
+    return lr * jnp.where(progress < share, progress / jnp.maximum(share, 1e-8), 1.0)
+
+
 def follow(target: Params, params: Params, tau: Array | float) -> Params:
     """A target network after it has taken over the share `tau` of the parameters it lags behind."""
     return jax.tree.map(lambda old, new: old + tau * (new - old), target, params)

@@ -225,6 +225,18 @@ def compile_rollout(recipe: Recipe, layout: Layout) -> Callable[[AgentState, np.
     return jax.jit(program).lower(abstract_state(recipe, layout), updates).compile()
 
 
+def compile_warm_up(recipe: Recipe, layout: Layout) -> Callable[[AgentState, np.int32], AgentState]:
+    """(state, rollouts) → state after acting for so long without learning; the state given is donated."""
+
+    def warm_up(state, rollouts):
+        one = partial(one_update.warm_up, recipe.agent, recipe.env, recipe.num_steps, axis=layout.axis())
+        return jax.vmap(lambda state: one(state, rollouts))(state)
+
+    specs = _specs(recipe)
+    program = _sharded(layout, warm_up, (specs, PartitionSpec()), specs)
+    return _changing(program, recipe, layout, jax.ShapeDtypeStruct((), jnp.int32))
+
+
 def compile_evaluation(
     recipe: Recipe, layout: Layout, episodes: int, max_steps: int, seed: int = 0
 ) -> Callable[[AgentState], tuple[Scores, Scores]]:
