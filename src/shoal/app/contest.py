@@ -7,19 +7,16 @@ compiles once and then trains a stretch whenever it is its turn: see `peers/work
 import contextlib
 import json
 import os
-import queue
-import re
 import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shoal.app.assembly import cache_home
+from shoal.app.worker import Worker
 from shoal.errors import ShoalError
 from shoal.mesh.devices import cores
 
@@ -130,7 +127,7 @@ def compare(entries: Sequence[Entry], rounds: int, learn: bool, say: Say) -> lis
             say(f"{_title(entry, entries)}: starting")
             team = [stack.enter_context(worker) for worker in _workers(entry)]
             for worker in team:
-                worker.ready()
+                worker.ready(DEADLINES_S["start"])
             teams.append(team)
             turns.append(_turn_updates(team, entry, rounds))
         rates: list[list[float]] = [[] for _ in entries]
@@ -154,14 +151,14 @@ def _title(entry: Entry, entries: Sequence[Entry]) -> str:
     return entry.contestant.name if same else f"{entry.contestant.name} ({entry.workload})"
 
 
-def _stretch(team: Sequence["Worker"], updates: int) -> tuple[int, float]:
+def _stretch(team: Sequence[Worker], updates: int) -> tuple[int, float]:
     """Env steps and seconds of one stretch of all processes of a contestant together."""
-    asked = [worker.ask("stretch", updates=updates) for worker in team]
+    asked = [worker.ask("stretch", within_s=DEADLINES_S["stretch"], updates=updates) for worker in team]
     answers = [answer() for answer in asked]
     return sum(a["env_steps"] for a in answers), max(a["seconds"] for a in answers)
 
 
-def _turn_updates(team: Sequence["Worker"], entry: Entry, rounds: int) -> int:
+def _turn_updates(team: Sequence[Worker], entry: Entry, rounds: int) -> int:
     """Updates of one turn."""
     updates = 1
     while (seconds := _stretch(team, updates)[1]) < TURN_S / 8:
@@ -170,14 +167,14 @@ def _turn_updates(team: Sequence["Worker"], entry: Entry, rounds: int) -> int:
     return max(round(updates * TURN_S / seconds), -(-TIMED_STEPS // (rounds * steps)))
 
 
-def _learned(team: Sequence["Worker"], entry: Entry, say: Say) -> list[float]:
+def _learned(team: Sequence[Worker], entry: Entry, say: Say) -> list[float]:
     one, work = entry
     say(f"{one.name}: a whole training of {work.updates * work.per_update:,} steps per agent")
-    asked = [worker.ask("learn") for worker in team]
+    asked = [worker.ask("learn", within_s=DEADLINES_S["learn"]) for worker in team]
     return [x for answer in asked for x in answer()["returns"]]
 
 
-def _workers(entry: Entry) -> Iterator["Worker"]:
+def _workers(entry: Entry) -> Iterator[Worker]:
     """Its processes, each with its share of the agents, and a core of its own where there are several."""
     one, work = entry
     agents = 1 if one.one_agent else work.agents
@@ -189,66 +186,8 @@ def _workers(entry: Entry) -> Iterator["Worker"]:
         if one.processes > 1:
             task["core"] = allowed[number]
         first += share
-        yield Worker(one, task)
-
-
-class Worker:
-    """A contestant's process. It is killed when its context is left, whatever happens."""
-
-    def __init__(self, one: Contestant, task: Mapping[str, Any]):
-        self.name = one.name
-        self.command = [one.python, str(WORKER), one.script, json.dumps(task)]
-        self.facts: dict[str, Any] = {}
-
-    def __enter__(self) -> "Worker":
-        self.complaints: IO[bytes] = tempfile.TemporaryFile()
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            self.command, stdin=pipe, stdout=pipe, stderr=self.complaints, text=True, env=_environment()
-        )
-        self.answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
-        for file in (self.process.stdin, self.process.stdout, self.complaints):
-            with contextlib.suppress(OSError):
-                file.close()  # type: ignore[union-attr]
-
-    def ready(self) -> None:
-        self.facts = self._answer("start")
-
-    def ask(self, what: str, **given: int) -> Callable[[], dict[str, Any]]:
-        """Ask for a stretch or a whole training; the function returned waits for the answer."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it has died: the answer says of what
-            self.process.stdin.write(json.dumps(dict(what=what, **given)) + "\n")
-            self.process.stdin.flush()
-        return lambda: self._answer(what)
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.answers.put(line)
-        self.answers.put("")
-
-    def _answer(self, what: str) -> dict[str, Any]:
-        deadline = DEADLINES_S[what]
-        try:
-            line = self.answers.get(timeout=deadline)
-        except queue.Empty:
-            raise ShoalError(
-                f"{self.name} has not answered {what!r} within {deadline} s", "run it alone"
-            ) from None
-        if not line:
-            self.process.wait(10)
-            self.complaints.seek(0)
-            said = self.complaints.read().decode(errors="replace").strip().splitlines() or ["nothing"]
-            error = next((line for line in reversed(said) if re.match(r"[\w.]+: ", line)), said[-1])
-            raise ShoalError(f"{self.name} ended while asked to {what}; it said: {error}", self.command[0])
-        return json.loads(line)
+        command = [one.python, str(WORKER), one.script, json.dumps(task)]
+        yield Worker(one.name, command, _environment())
 
 
 def _environment() -> dict[str, str]:

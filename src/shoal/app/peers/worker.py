@@ -17,20 +17,14 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
 def main(name: str, task: dict) -> None:
     if (core := task.get("core")) is not None:
         os.sched_setaffinity(0, {core})
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
-    questions: queue.SimpleQueue[dict] = queue.SimpleQueue()
-    threading.Thread(target=listen, args=(questions,), daemon=True).start()
-
-    def answer(**values):
-        print(json.dumps(values), file=answers, flush=True)
-
+    answer, questions = opened()
     sys.path.insert(0, str(Path(__file__).parent))
     contestant = importlib.import_module(name)
     stretch, learn, facts = contestant.start(task)
@@ -44,6 +38,19 @@ def main(name: str, task: dict) -> None:
         started = time.perf_counter()
         env_steps = stretch(question["updates"])
         answer(seconds=time.perf_counter() - started, env_steps=env_steps)
+
+
+def opened() -> tuple[Callable[..., None], "queue.SimpleQueue[dict]"]:
+    """What answers, and the questions as they come; what libraries print is no answer."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    questions: queue.SimpleQueue[dict] = queue.SimpleQueue()
+    threading.Thread(target=listen, args=(questions,), daemon=True).start()
+
+    def answer(**values):
+        print(json.dumps(values), file=answers, flush=True)
+
+    return answer, questions
 
 
 def listen(questions: queue.SimpleQueue) -> None:
