@@ -1,9 +1,13 @@
 """The verbs that measure, `shoal bench …`: rows as a table, Markdown or JSON. Told on stderr as it goes."""
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from shoal.app import text
+from shoal.app.config import Settings
 from shoal.errors import ShoalError
 from shoal.runs.folder import open_run
 
@@ -120,6 +124,40 @@ def presets(
     from shoal.app import measure
 
     _show(measure.presets(None if env == "all" else env), json)
+
+
+def modes(
+    settings: Settings,
+    /,
+    cross: tuple[str, ...] = (),  # also with other settings, such as ppo.num_envs=4,64; may be repeated
+    rounds: int = 1,  # turns of each mode
+    out: str | None = None,  # the folder of the picture modes-ENV.svg; none = this one
+    markdown: bool = False,  # a Markdown table instead
+    json: bool = False,  # end stdout with one line of JSON
+) -> int:
+    """Measure how best to run N agents here: one by one, as processes, in one program, over all devices."""
+    from shoal.app import modes, speed, verdict
+
+    say = speed.teller()
+    rows, checks, notes = [], [], []
+    for apart, varied in list(modes.variants(settings, cross)):
+        compared = modes.compare(varied, _positive("rounds", rounds), say)
+        rows += verdict.rows(compared, apart)
+        checks.append(apart | verdict.agreement(compared))
+        notes += [note for note in verdict.notes(compared) if note not in notes]
+    advice = verdict.recommendation(rows, settings.train.agents)
+    picture = Path(out or ".") / f"modes-{re.sub(r'[^A-Za-z0-9]+', '-', settings.train.env)}.svg"
+    verdict.draw(rows, picture)
+    worst = max(checks, key=lambda check: (not check["holds"], check["largest"]))
+    if json:
+        facts = dict(env=settings.train.env, algo=settings.train.algo, agents=settings.train.agents)
+        told = dict(rows=rows, recommendation=advice, agreement=worst, notes=notes, picture=str(picture))
+        print(text.json_line(facts | told))
+    else:
+        print((text.markdown if markdown else text.table)(verdict.shown(rows)), *notes, advice, sep="\n")
+    if not worst["holds"]:
+        print(f"error: {verdict.disagreement(worst)}", file=sys.stderr)
+    return 0 if worst["holds"] else 1
 
 
 def _positive(name: str, number: int) -> int:

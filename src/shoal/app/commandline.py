@@ -16,6 +16,7 @@ from shoal.app.config import OutputConfig, Settings, TrainConfig, convert, flag,
 from shoal.errors import ShoalError
 
 DOTTED = re.compile(r"--([A-Za-z_]\w*)\.([\w-]+)(?:=(.*))?", re.DOTALL)
+REPEATED = {"sweep": "ppo.lr=log:1e-4..1e-2", "cross": "ppo.num_envs=4,64"}  # with an example of each
 REQUIRED = inspect.Parameter.empty
 MORE = """Settings of the algorithm and of the env go by their names,
 --ppo.lr 3e-4 and --env.gravity 9.8; shoal algos ppo and shoal envs cartpole
@@ -42,14 +43,15 @@ def read_settings(
 ) -> tuple[Settings, dict[str, Any]]:
     """The settings of a training, as every verb that is about one takes them, and its `own` options given."""
     words, dotted = split_dotted(words)
-    words, sweep = _split_sweep(words)
     options = {"config": Option(str | None, None, "settings from this TOML file")}
     options |= _fields_of(TrainConfig) | own
     options["env"] = options["env"]._replace(positional=True)
+    repeated = {}
+    for name in REPEATED.keys() & options.keys():
+        words, repeated[name] = _split_repeated(words, name)
     given = read(options, words, prog, f"{description}\n\n{MORE}")
+    given |= {name: tuple(taken) for name, taken in repeated.items() if taken}
     file = given.pop("config", None)
-    if sweep:
-        given["sweep"] = tuple(sweep)
     rest = {name: given.pop(name) for name in own if name in given}
     return config.resolve(given, dotted, file), rest
 
@@ -95,20 +97,20 @@ def split_dotted(words: Sequence[str]) -> tuple[list[str], dict[str, dict[str, A
     return rest, dotted
 
 
-def _split_sweep(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Take every `--sweep NAME=VALUES` out: it may be given several times."""
+def _split_repeated(words: Sequence[str], name: str) -> tuple[list[str], list[str]]:
+    """Take every `--name SETTING=VALUES` out: it may be given several times."""
     rest: list[str] = []
-    sweep: list[str] = []
+    taken: list[str] = []
     queue = list(words)
     while queue:
         word, equals, value = (first := queue.pop(0)).partition("=")
-        if word != "--sweep":
+        if word != f"--{name}":
             rest.append(first)
         elif equals or (queue and not queue[0].startswith("--")):
-            sweep.append(value if equals else queue.pop(0))
+            taken.append(value if equals else queue.pop(0))
         else:
-            raise ShoalError("--sweep names no values", "for example --sweep ppo.lr=log:1e-4..1e-2")
-    return rest, sweep
+            raise ShoalError(f"--{name} names no values", f"for example --{name} {REPEATED[name]}")
+    return rest, taken
 
 
 def read(options: Mapping[str, Option], words: Sequence[str], prog: str, description: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ VERBS = {
     "algos": ("listing:algos", "List the algorithms, or the settings of one"),
     "env check": ("listing:check", "Check that an env keeps the contract"),
     "env new": ("listing:new", "Write a small env of your own, and its test"),
+    "modes": ("bench:modes", "Measure how best to run N agents here"),
     "doctor": ("doctor:doctor", "Check this machine, with the line that fixes each problem"),
     "bench": ("bench:profile", "Measure training on this machine's CPU or GPU"),
     "bench ppo-cartpole": ("bench:ppo_cartpole", "Measure PPO beside others' programs"),

@@ -128,11 +128,16 @@ def _reopened(made: Assembled, run: RunFolder, before: dict[str, Any], tally: lo
     shutil.rmtree(run.policy, ignore_errors=True)  # of an older state; the checkpoint holds all of it
 
 
-def fresh_state(made: Assembled, compiler: Compiler) -> Callable[[], AgentState]:
-    """Compile what makes a population's first state."""
-    who = identities(made.settings.train.seed, made.plan.agents, made.plan.updates, made.layout.lanes)
+def fresh_state(made: Assembled, compiler: Compiler) -> Callable[..., AgentState]:
+    """Compile what makes a population's first state; it may be given the number of the first agent."""
     init = compiler("start", lambda: program.compile_init(made.recipe, made.layout))
-    return lambda: init(who, *starting(made, who.agent))
+
+    def fresh(first: int = 0) -> AgentState:
+        who = identities(made.settings.train.seed, made.plan.agents, made.plan.updates, made.layout.lanes)
+        who = who._replace(agent=who.agent + np.int32(first))
+        return init(who, *starting(made, who.agent))
+
+    return fresh
 
 
 def restored(made: Assembled, run: RunFolder) -> tuple[AgentState, loop.Tally, tuple[str, ...]]:

@@ -84,9 +84,9 @@ class Worker:
         return json.loads(line)
 
     def _end(self) -> str:
-        """The signal that ended it, if one did, and the last that it said."""
+        """The signal that ended it, or else the last that it said."""
         code = self.process.wait(10)
         self.complaints.seek(0)
         said = self.complaints.read().decode(errors="replace").strip().splitlines() or ["nothing"]
         error = next((line for line in reversed(said) if re.match(r"[\w.]+: ", line)), said[-1])
-        return f"killed by {signal.Signals(-code).name}, " * (code < 0) + f"it said: {error}"
+        return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it said: {error}"

@@ -3,6 +3,7 @@
 import html
 import io
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -78,6 +79,16 @@ def figure(name: str, draw: Callable[..., None], height: float, plots: int = 1, 
     for colour, variable in THEME.items():
         svg = svg.replace(colour, variable)
     return svg
+
+
+def standing_alone(svg: str) -> str:
+    """A figure as a file of its own: in the page's light colours, on white."""
+    svg = re.sub(r"var\((--\w+)\)", lambda match: _light(match[1]), svg)
+    return svg.replace(">", ' font-family="sans-serif"><rect width="100%" height="100%" fill="#fff"/>', 1)
+
+
+def _light(variable: str) -> str:
+    return STYLE.partition(f"{variable}: ")[2].partition(";")[0]
 
 
 PAGE = """<!DOCTYPE html>
