@@ -44,6 +44,7 @@ NOT_HERE = {  # settings of `shoal train` that make no sense of agents that run 
     "halving": "agents that are compared while they train cannot run apart",
     "stop_at": "every mode does the same work",
     "for_s": "every mode does the same work",
+    "warmup_steps": "what comes before training is not compared",
 }
 
 Say = Callable[[str], None]
