@@ -133,6 +133,27 @@ def warm_up(
     return jax.lax.fori_loop(0, rollouts, one, state)
 
 
+def freeze(agent: Agent, frozen: Tree) -> Agent:
+    """The agent with parameters that no update changes: `frozen` has a bool for each of `learner.params`.
+
+    Their gradient is zero, so that they have no part in its norm, and no step of any optimiser moves them.
+    """
+
+    def still(gradient):
+        return jax.tree.map(lambda held, x: jnp.zeros_like(x) if held else x, frozen, gradient)
+
+    def grad(*given):
+        numerator, count, outputs = agent.grad(*given)
+        return still(numerator), count, outputs
+
+    def apply(learner, *given):
+        after = agent.apply(learner, *given)
+        kept = jax.tree.map(lambda held, old, new: old if held else new, frozen, learner.params, after.params)
+        return after._replace(params=kept)
+
+    return agent._replace(grad=grad, apply=apply)
+
+
 def statistics(learner: Tree) -> list[str]:
     """The fields of a learner that are running statistics."""
     return [name for name in learner._fields if isinstance(getattr(learner, name), Moments)]

@@ -59,6 +59,8 @@ def _output(given: dict[str, Any]) -> OutputConfig:
 
 def _spec(value: Any) -> Any:
     """A function by its import path, so that the run can be resumed from its folder; else the value."""
+    if isinstance(value, Path):
+        return str(value)
     if not callable(value):
         return value
     if "<" in value.__qualname__:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from shoal.app import catalogue, policies, sweep, text
+from shoal.app import catalogue, parameters, policies, sweep, text
 from shoal.app.blame import describe
 from shoal.app.config import VARIES, Settings, TrainConfig, group_of, set_params, split_algo
 from shoal.envs.check import form
@@ -70,6 +70,8 @@ def assemble(settings: Settings) -> Assembled:
     knobs, sizes = split_algo(catalogue.load_algo(train.algo), settings.algo, group_of(train.algo))
     spaces = env.obs_space(env_params), env.action_space(env_params)
     agent = policies.make_agent(train.algo, sizes, train.net, *spaces)
+    learner = jax.eval_shape(agent.init, jax.random.key(0), knobs)
+    agent = parameters.held(agent, learner, train.freeze)
     layout = lay_out(devices.devices, train.agents, sizes.strata, read_mesh(train.mesh))
     shape = sizes.num_envs, sizes.num_steps, getattr(sizes, "minibatches", 1)
     recipe = program.Recipe(agent, env, knobs, env_params, *shape, train.microbatch)
@@ -90,7 +92,6 @@ def assemble(settings: Settings) -> Assembled:
         sweep.refuse_idle(axes, *program.unread(recipe), train.algo)
         varied = dict.fromkeys((axis.name for axis in axes), VARIES)
         settings = dataclasses.replace(settings, origins=settings.origins | varied)
-    learner = jax.eval_shape(agent.init, jax.random.key(0), knobs)
     made = Assembled(
         settings, devices, env, env_params, knobs, sizes, agent, layout, recipe, plan, axes, learner
     )
@@ -258,6 +259,7 @@ def fingerprint(made: Assembled, packages: dict[str, str]) -> str:
         time_limit=made.env.time_limit,
         algo=train.algo,
         net=train.net,
+        freeze=train.freeze,
         sizes=dataclasses.asdict(made.sizes),
         obs_space=repr(made.env.obs_space(made.env_params)),
         action_space=repr(made.env.action_space(made.env_params)),

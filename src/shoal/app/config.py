@@ -36,6 +36,8 @@ class TrainConfig:
     pbt: bool = False  # now and then the worst agents become copies of the best, with knobs moved
     pbt_every: int = 0  # updates between these selections; 0 = a twentieth of the run
     halving: bool = False  # stop the worst agents early, and try new samples in their place
+    init_from: str | None = None  # begin with parameters of RUN, RUN@AGENT or an exported policy; RUN:PARTS
+    freeze: str | None = None  # parameters that training leaves as they are: actor.0,actor.1
     warmup_steps: int = 0  # env steps per agent before training that only fill running statistics
     time_limit: int | None = None  # steps until an episode is truncated; none = the env's own, 0 = never
     microbatch: int = 0  # rows of a minibatch on a device to compute the gradient of at a time; 0 = chosen
@@ -70,6 +72,11 @@ class TrainConfig:
         _within(0, MOST_DEVICES, "devices", self.devices)
         if self.pbt and self.halving:
             raise ShoalError("--pbt and --halving exclude each other", "use one of them")
+        if self.halving and self.init_from:
+            raise ShoalError(
+                "--halving replaces agents by fresh ones, which --init-from says nothing of",
+                "use one of them, or --pbt, whose copies keep what they began with",
+            )
         if self.pbt_every and not self.pbt:
             raise ShoalError("--pbt-every says nothing without --pbt", "add --pbt")
 

@@ -212,7 +212,12 @@ def load(path: str | Path, agents: Which = "best", root: str | Path = "runs") ->
     return Policy(agent, policy, contract | kept, single=not _several(agents) and agents != "all")
 
 
-def choose_agents(returns: list[float], ids: list[int], which: Which) -> list[int]:
+def read_arrays(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The contract of a policy folder, and its arrays by path, led by agents."""
+    return _contract(folder), _arrays(folder / WEIGHTS)
+
+
+def choose_agents(returns: Sequence[float | None], ids: list[int], which: Which) -> list[int]:
     """Places of the agents that `which` means: best, median, worst, all, an id, or several of these."""
     if not isinstance(which, str) and _several(which) and len(which):
         return [place for one in which for place in choose_agents(returns, ids, one)]

@@ -15,6 +15,7 @@ from shoal.app import session, sweep
 from shoal.app.assembly import assemble
 from shoal.app.config import VARIES, OutputConfig, Settings, reopen, to_toml_tables
 from shoal.app.run import Run
+from shoal.app.warmstart import Preparation
 from shoal.runs import checkpoints, folder, manifest
 from shoal.runs.folder import PARTS, RunFolder
 from shoal.training import events, loop
@@ -39,7 +40,9 @@ def train(
             session.train(part.settings, output, listen)
         return None
     for part in parts:
-        assemble(part.settings)  # refuses what cannot be made, before anything trains
+        Preparation(
+            assemble(part.settings), output.root
+        )  # refuses what cannot be made, before anything trains
     run = folder.create(output.root, settings.train.env, settings.train.algo, output.out)
     with folder.lock(run):
         _write_config(run, settings)

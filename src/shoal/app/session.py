@@ -45,7 +45,7 @@ def train(
     began = time.perf_counter()
     with stopping() as stop:
         made, compiler = assemble(settings), Compiler(listen)
-        prepare = Preparation(made)
+        prepare = Preparation(made, output.root)
         chunk, size = compiler.training(made)
         listen(planned(made, size, prepare.notes))
         refuse_too_large(made, size)
@@ -91,19 +91,19 @@ def resume(
         if before.get("finished") and done == made.plan.updates:
             _log.warning("%s has done all of these steps already", run.path)
             return Run.of(run)
-        prepare = None if saved else Preparation(made)
+        prepare = None if saved else Preparation(made, output.root)
         chunk, size = compiler.training(made)
         refuse_too_large(made, size)
         if stop:
             listen(events.Stopping(stop.reason))
             return Run.of(run)
-        training = _Training(made, compiler, run, output, began, stop)
         if prepare is None:
             state, tally, notes = restored(made, run)
             if settings.train.halving and halving.over(tally.judged, made.plan.updates):
                 made = made._replace(plan=made.plan._replace(select_every=0))
                 notes = (*notes, "nobody is replaced any more: who was judged was so by other --steps")
-        else:
+        training = _Training(made, compiler, run, output, began, stop)
+        if prepare is not None:
             state, tally = training.prepared(prepare, listen), loop.Tally()
             notes = ("no checkpoint was written yet: starting from the beginning",)
         if done and not run.metrics.exists():

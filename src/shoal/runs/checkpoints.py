@@ -138,6 +138,24 @@ def restore(
     return jax.tree.unflatten(structure, restored), record["meta"]
 
 
+def leaves(folder: Path) -> tuple[int, dict[str, tuple[str, tuple[int, ...]]]]:
+    """The newest undamaged checkpoint, and dtype and shape of every array in it by its path."""
+    step = _newest(folder)
+    path = _place(folder, step) / "state.json"
+    record = read_object(path, "leaves", "meta")["leaves"]
+    with reading(path):
+        return step, {name: (leaf["dtype"], tuple(leaf["shape"])) for name, leaf in record.items()}
+
+
+def read(folder: Path, step: int, paths: Collection[str]) -> dict[str, np.ndarray]:
+    """Only these arrays of a checkpoint, whatever program it is of; none may be a PRNG key."""
+    with _orbax() as ocp:
+        each = dict.fromkeys(paths, ocp.RestoreArgs(restore_type=np.ndarray))
+        some = ocp.args.PyTreeRestore(dict.fromkeys(paths, 0), restore_args=each, partial_restore=True)
+        found = ocp.PyTreeCheckpointer().restore((_place(folder, step) / "arrays").absolute(), args=some)
+    return {path: np.asarray(found[path]) for path in paths}
+
+
 def steps(folder: Path) -> list[int]:
     """The checkpoints in `folder`, oldest first. They are complete; only `restore` looks for damage."""
     if not folder.is_dir():
