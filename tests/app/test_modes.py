@@ -39,7 +39,9 @@ def tried(tmp_path, agents, firsts, mesh, **flat):
 
 def compared(**params):
     """A comparison in which modes had these parameters after their first updates."""
-    turns = {name: [Turn(1.0, np.ones(1), 1, 0, 0.5, 3, x, [1.0, 2.0, 3.0])] for name, x in params.items()}
+    turns = {
+        name: [Turn(1.0, np.ones(1), 1, 0, 0.5, 1.0, 3, x, [1.0, 2.0, 3.0])] for name, x in params.items()
+    }
     made = {name: Mode(name, (), 1, 1) for name in params}
     return Compared(settings(), made, turns, {"updates": 30, "steps_per_update": 64}, [])
 
@@ -277,6 +279,7 @@ def row(mode, rate, memory, busy=0.5, **apart):
         slowdown=1.0,
         peak_bytes=memory,
         utilisation=busy,
+        cpu_s=200 / rate,
     )
 
 
@@ -285,7 +288,7 @@ def test_the_recommendation_gives_the_numbers_by_which_it_wins():
     said = verdict.recommendation(rows, 8)
     assert said.startswith("Run 8 agents in one program over 2 devices: 400 env steps/s, 2.00 times fused")
     assert "4.00 times sequential" in said
-    assert "98% busy, fused 50%" in said
+    assert "98% busy and takes 0.5 s of CPU time; fused 50% busy and takes 1.0 s" in said
     assert "if that is too much, sequential takes 100 B" in said
 
 

@@ -66,6 +66,7 @@ class Turn(NamedTuple):
     host_bytes: int
     device_bytes: int
     utilisation: float | None  # of all cores, or GPUs
+    cpu_s: float  # of all processes
     alive: int
     params: np.ndarray  # float32 [agents, all parameters] after the first updates
     returns: list[float]  # one per agent, of the first round
@@ -223,8 +224,8 @@ def _turn(mode: Mode, facts: dict[str, Any], scratch: Path, evaluate: bool, say:
             if evaluate:
                 asked = [worker.ask("evaluate", within_s=START_S * len(these)) for worker in workers]
                 returns += [x for answer in _all(asked) for x in answer["returns"]]
-    cpu = sum(answer["cpu_s"] for answer in answers) / (wall_s * cores())
-    busy = cpu if facts["kind"] == "cpu" else float(np.mean(samples)) if samples else None
+    cpu_s = sum(answer["cpu_s"] for answer in answers)
+    busy = float(np.mean(samples)) if samples else None
     at_once = lambda name: _most([answer[name] for answer in answers], mode.at_once)
     say(f"{mode.name}: {wall_s:.2f} s")
     return Turn(
@@ -232,7 +233,8 @@ def _turn(mode: Mode, facts: dict[str, Any], scratch: Path, evaluate: bool, say:
         np.asarray([x for answer in answers for x in answer["seconds"]]),
         at_once("host_bytes"),
         at_once("device_bytes"),
-        busy,
+        cpu_s / (wall_s * cores()) if facts["kind"] == "cpu" else busy,
+        cpu_s,
         sum(answer["alive"] for answer in answers),
         np.concatenate(params),
         returns,

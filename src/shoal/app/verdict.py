@@ -35,7 +35,7 @@ def rows(of: Compared, apart: dict[str, str]) -> list[Row]:
     peak_bytes: of the accelerators, or on a CPU of the processes that ran at the same time, since each had
         compiled. host_bytes: of the processes, likewise.
     efficiency: env steps/s against those of the better mode on one device, times this mode's devices.
-    utilisation: CPU time of the processes against that of all cores, or what NVML says of the GPUs.
+    utilisation: cpu_s, the CPU time of all processes, against that of all cores; of GPUs what NVML says.
     """
     steps = of.settings.train.agents * of.facts["updates"] * of.facts["steps_per_update"]
     alone = [np.median(turn.seconds) for turn in of.turns["sequential"]]
@@ -63,6 +63,7 @@ def rows(of: Compared, apart: dict[str, str]) -> list[Row]:
                 host_bytes=host,
                 efficiency=round(rate / (one_device * mode.devices), 3),
                 utilisation=None if first.utilisation is None else round(median("utilisation"), 3),
+                cpu_s=round(median("cpu_s"), 3),
                 **_returned(first),
                 alive=first.alive,
                 rounds=len(turns),
@@ -124,8 +125,10 @@ def recommendation(made: Sequence[Row], agents: int) -> str:
     if best is not fastest:
         words[0] += f"; as fast as {fastest['mode']} but for noise, in less memory"
     if best["utilisation"] is not None and others[0]["utilisation"] is not None:
-        busy = lambda row: f"{row['utilisation']:.0%}"
-        words.append(f"It keeps the devices {busy(best)} busy, {others[0]['mode']} {busy(others[0])}")
+        busy = lambda row: (
+            f"{row['utilisation']:.0%} busy and takes {text.duration(row['cpu_s'])} of CPU time"
+        )
+        words.append(f"It keeps the devices {busy(best)}; {others[0]['mode']} {busy(others[0])}")
     leanest = min(made, key=lambda row: row["peak_bytes"])
     most = max(made, key=lambda row: row["peak_bytes"])
     memory = f"It takes {text.size(best['peak_bytes'])} of memory"
